@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
-from traitlets import Bool, Instance, List, Type, Unicode, default
+from traitlets import Bool, Float, Instance, List, Type, Unicode, default
 
 from gpu_pool_client import Holder, SliceRequest, connect, parse_request
 from gpu_pool_client._log import EscapingLogger
@@ -69,6 +69,15 @@ class OfferedKernels(KernelSpecManager):
         Unicode(), help="The kernels that are offered on slices, by name; by default all Python kernels."
     ).tag(config=True)
     other_kernels = Bool(True, help="Whether kernels without a slice are shown, too.").tag(config=True)
+    ask_every = Float(
+        5.0, min=0.0, help="Seconds for which the pool's answer to what the course offers holds."
+    ).tag(config=True)
+    first_answer_within = Float(
+        1.0,
+        min=0.0,
+        help="""Seconds for which the first answer is waited for, and with it the server. Any other serves
+        whoever asks next.""",
+    ).tag(config=True)
     inner = Instance(KernelSpecManager, help="A manager of ``inner_class``.")
 
     def __init__(self, **kwargs: Any) -> None:
@@ -173,7 +182,7 @@ class OfferedKernels(KernelSpecManager):
         if not course or not self._slices:
             return None
         url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
-        return CourseOffers(self._slices, url, course, self.log)
+        return CourseOffers(self._slices, url, course, self.log, self.ask_every, self.first_answer_within)
 
     def _read_slices(self) -> list[SliceRequest] | None:
         text = os.environ.get(KERNELS_VARIABLE)
@@ -207,11 +216,8 @@ def _is_on_slice(spec: Mapping[str, Any]) -> bool:
     return MARKER in spec["metadata"] or provisioner_of(spec) == PROVISIONER
 
 
-#: Seconds for which an answer of the pool holds, and for which a pool that gave none is left alone.
-_EVERY: Final = 5.0
+#: Seconds for which a pool that gave no answer is left alone.
 _LATER: Final = 60.0
-#: Seconds for which the first answer is waited for. Any other serves whoever asks next.
-_FIRST_ANSWER_WITHIN: Final = 1.0
 
 
 class CourseOffers:
@@ -225,9 +231,21 @@ class CourseOffers:
         The pool's.
     course:
         Its name.
+    every:
+        Seconds for which an answer of the pool holds.
+    first_within:
+        Seconds for which the first answer is waited for.
     """
 
-    def __init__(self, known: Sequence[SliceRequest], url: str, course: str, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        known: Sequence[SliceRequest],
+        url: str,
+        course: str,
+        log: logging.Logger,
+        every: float,
+        first_within: float,
+    ) -> None:
         self._known = tuple(known)
         self._url = url
         self._course = course
@@ -236,12 +254,13 @@ class CourseOffers:
         self._answered = threading.Event()
         self._answered.set()
         self._next = 0.0
-        self._first_wait = _FIRST_ANSWER_WITHIN
+        self._every = every
+        self._first_wait = first_within
 
     def now(self) -> tuple[SliceRequest, ...]:
         """Return the slices as they are known, and have the pool asked anew if that is due.
 
-        Only the first call waits for the answer, for a second at most: the server's event loop,
+        Only the first call waits for the answer, for a moment at most: the server's event loop,
         and with it everybody's kernels, waits for whoever calls this.
         """
         if self._answered.is_set() and time.monotonic() >= self._next:
@@ -254,7 +273,7 @@ class CourseOffers:
         return self._known
 
     def _ask(self) -> None:
-        pause = _EVERY
+        pause = self._every
         try:
             found = asyncio.run(self._offers())
             if found is not None:

@@ -12,12 +12,13 @@ from datetime import datetime
 from pathlib import Path
 
 from jupyter_core.paths import ENV_CONFIG_PATH, SYSTEM_CONFIG_PATH, jupyter_config_path
-from traitlets import Bool, CUnicode, Dict, Enum, TraitError, Unicode
+from traitlets import Bool, CUnicode, Dict, Enum, Instance, TraitError, Unicode
 from traitlets.config import Config, Configurable, ConfigurableError
 from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
 
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Sharing, read_course, read_group, read_quota
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import WHOLE, BadRequest, parse_duration
 from gpu_pool_client._requests import MAX_COUNT, MAX_MIB
 from gpu_pool_client._traits import Number, Seconds, WholeNumber
@@ -28,6 +29,7 @@ _NAME = "gpu_pool_config"
 class PoolSettings(Configurable):
     """Settings of a pool, under ``c.PoolSettings`` in ``gpu_pool_config.py``."""
 
+    tuning = Instance(Tuning, (), help="What no configuration sets.")
     context_mib = WholeNumber(
         0,
         min=0,

@@ -30,8 +30,6 @@ from gpu_pool_client._log import get_logger
 
 #: Seconds for which an answer is good enough for somebody who chooses.
 _FRESH: Final = 2.0
-#: Seconds in which the pool answers, or the page says that it does not.
-_WITHIN: Final = 3.0
 #: Answers that are kept at once.
 _MOST_KEPT: Final = 256
 
@@ -58,17 +56,18 @@ class PoolSupply:
 class PoolView:
     """A pool as the Hub sees it."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, within: float = 3.0) -> None:
+        """``within`` is the seconds in which the pool answers, or the page says that it does not."""
+        self._url, self._within = url, within
         self._pool: Pool | None = None
         self._answers: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
 
     async def look(self, offered: Collection[Offered] = ()) -> PoolSupply | None:
         """Return what the pool has, with the waits for what is offered; None if it does not answer."""
         try:
-            return await asyncio.wait_for(self._read(offered), _WITHIN)
+            return await asyncio.wait_for(self._read(offered), self._within)
         except asyncio.TimeoutError:
-            get_logger().warning("The pool at %s does not answer within %d s.", self._url, _WITHIN)
+            get_logger().warning("The pool at %s does not answer within %g s.", self._url, self._within)
         except GpuPoolError as error:
             get_logger().warning("Asking the pool at %s failed: %s", self._url, error)
         return None

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.enforcement.checkpoint import suspension
 from support import cuda_stub
 from support.cuda_stub import Driver
 
@@ -24,5 +23,4 @@ def driver(cuda_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder.mkdir()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(cuda_libraries))
     monkeypatch.setenv("DRIVER_STUB", str(folder))
-    monkeypatch.setattr(suspension, "_FREE_WITHIN", 0)
     return Driver(folder)

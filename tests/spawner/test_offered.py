@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-from gpu_pool.courses import folder as course_folder
-from gpu_pool_client import SliceRequest, parse_request
+from gpu_pool_client import Holder, NotAllowed, SliceRequest, connect, parse_request
 from gpu_pool_kernels import installer, offered
 from gpu_pool_kernels.offered import KERNELS_VARIABLE, PRELOAD_VARIABLE, OfferedKernels
 from support.terminal import eventually
@@ -184,11 +183,6 @@ def file(put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(offered, "_EVERY", 0.0)
-    monkeypatch.setattr(offered, "_FIRST_ANSWER_WITHIN", 60.0)
-    # The pool of the question before may still be there, and with it what it knows of the folder.
-    monkeypatch.setattr(course_folder, "_LOOK", 0.0)
-    monkeypatch.setattr(course_folder, "_SETTLED", 0.0)
     file = tmp_path / "cs101.yaml"
     file.write_text(COURSE)
     return file
@@ -198,31 +192,47 @@ def on_slices(manager: KernelSpecManager) -> list[str]:
     return [name for name in names(manager) if name.startswith("course-gpu")]
 
 
-def on_slices_after_an_answer(manager: OfferedKernels) -> list[str]:
-    """Return what is offered once the pool has answered a question that is asked now."""
-    course = manager._course
-    assert course is not None
-    assert course._answered.wait(60)
-    on_slices(manager)
-    assert course._answered.wait(60)
-    return on_slices(manager)
+async def knows(course: str) -> bool:
+    """Whether the pool has read the file of a course."""
+    async with connect() as pool:
+        try:
+            await pool.offers(Holder("somebody", course))
+        except NotAllowed:
+            return False
+        return True
+
+
+def following() -> OfferedKernels:
+    """Return what asks the pool at every look, and waits for its first answer."""
+    return OfferedKernels(ask_every=0.0, first_answer_within=60.0)
 
 
 def test_a_course_that_changes_is_followed(file: Path) -> None:
-    manager = OfferedKernels()
+    manager = following()
     assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
     resources = Path(manager.get_kernel_spec("course-gpu-10pct").resource_dir)
     file.write_text(COURSE.replace("2%", "20%"))
-    assert on_slices_after_an_answer(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
+    eventually(lambda: on_slices(manager) == ["course-gpu-10pct", "course-gpu-20pct"])
     made = {path.name for path in resources.parent.glob("course-*")}
     assert made == {"course-gpu-10pct", "course-gpu-20pct"}
     with pytest.raises(NoSuchKernel):
         manager.get_kernel_spec("course-gpu-2pct")
-    # A file with an error, or none: the pool's last word holds.
-    file.write_text("title: [")
-    assert on_slices_after_an_answer(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
-    file.unlink()
-    assert on_slices_after_an_answer(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
+
+
+@pytest.mark.parametrize("spoil", [lambda file: file.write_text("title: ["), Path.unlink])
+def test_of_a_file_with_an_error_or_none_the_last_word_holds(
+    file: Path, spoil: Callable[[Path], object]
+) -> None:
+    file.write_text(COURSE.replace("2%", "20%"))
+    manager = following()
+    assert on_slices(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
+    spoil(file)
+    other = file.with_name("other.yaml")
+    other.write_text("title: Another\n")
+    # The pool's answer of after that change is there once it knows of the other file.
+    eventually(lambda: asyncio.run(knows(other.stem)))
+    for _ in range(3):
+        assert on_slices(manager) == ["course-gpu-10pct", "course-gpu-20pct"]
 
 
 def test_who_is_not_in_the_course_is_told_nothing_of_it(file: Path) -> None:
@@ -240,44 +250,54 @@ def test_a_pool_that_is_away_hides_no_kernel_and_is_left_alone(
     assert sum("did not say what cs101 offers" in record.message for record in caplog.records) == 1
 
 
-def test_an_answer_that_takes_long_serves_whoever_asks_next(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offered, "_FIRST_ANSWER_WITHIN", 0.0)
-    may_answer = threading.Event()
+class SlowPool:
+    """A pool whose answer may come once somebody says so. In the place of what ``connect`` finds."""
 
-    async def slowly(course: offered.CourseOffers) -> tuple[SliceRequest, ...]:
-        await asyncio.to_thread(may_answer.wait, 60)
-        return (parse_request("5%"),)
+    def __init__(self) -> None:
+        self.asked, self.may_answer = threading.Semaphore(0), threading.Semaphore(0)
+        self.answers = 0
 
-    monkeypatch.setattr(offered.CourseOffers, "_offers", slowly)
-    manager = OfferedKernels()
+    async def __aenter__(self) -> SlowPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close nothing."""
+
+    async def offers(self, _: Holder) -> tuple[SliceRequest, ...]:
+        self.asked.release()
+        assert await asyncio.to_thread(self.may_answer.acquire, timeout=60)
+        self.answers += 1
+        return (parse_request(f"{4 + self.answers}%"),)
+
+
+@pytest.fixture
+def slow(file: Path, monkeypatch: pytest.MonkeyPatch) -> SlowPool:
+    pool = SlowPool()
+    monkeypatch.setattr(offered, "connect", lambda _: pool)
+    return pool
+
+
+def test_an_answer_that_takes_long_serves_whoever_asks_next(slow: SlowPool) -> None:
+    manager = OfferedKernels(ask_every=0.0, first_answer_within=0.0)
     assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
-    asked = threading.active_count()
-    assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
-    assert threading.active_count() == asked, "it is asked once at a time"
-    may_answer.set()
+    assert slow.asked.acquire(timeout=60)
+    for _ in range(3):
+        assert on_slices(manager) == ["course-gpu-2pct", "course-gpu-10pct"]
+    assert not slow.asked.acquire(blocking=False), "it is asked once at a time"
+    slow.may_answer.release()
     eventually(lambda: on_slices(manager) == ["course-gpu-5pct"])
 
 
-def test_a_pool_that_is_slow_is_waited_for_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, may_answer = threading.Semaphore(0), threading.Semaphore(1)
-
-    async def slowly(course: offered.CourseOffers) -> tuple[SliceRequest, ...]:
-        asked.release()
-        assert await asyncio.to_thread(may_answer.acquire, timeout=60)
-        return (parse_request("5%"),)
-
-    monkeypatch.setattr(offered.CourseOffers, "_offers", slowly)
-    manager = OfferedKernels()
+def test_a_pool_that_is_slow_is_waited_for_once(slow: SlowPool) -> None:
+    slow.may_answer.release()
+    manager = following()
     assert on_slices(manager) == ["course-gpu-5pct"], "the first answer is waited for"
-    assert asked.acquire(timeout=60)
+    assert slow.asked.acquire(timeout=60)
     # The pool does not answer again before this has returned.
     assert on_slices(manager) == ["course-gpu-5pct"]
-    assert asked.acquire(timeout=60), "it is asked all the same"
-    assert not manager._course._answered.is_set()
-    may_answer.release()
-    eventually(manager._course._answered.is_set)
+    assert slow.asked.acquire(timeout=60), "it is asked all the same"
+    slow.may_answer.release()
+    eventually(lambda: on_slices(manager) == ["course-gpu-6pct"])
 
 
 def test_a_server_that_has_a_slice_itself_follows_nothing(

@@ -88,7 +88,6 @@ class Spawner(SpawnerWithoutCluster):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     connect_to_none(monkeypatch)
-    monkeypatch.setattr(pool_view, "_WITHIN", 0.1)  # nor a pool
     pool_view.log_once.cache_clear()
     for name, text in COURSES.items():
         (tmp_path / f"{name}.yaml").write_text(text)
@@ -97,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def made(folder: Path, profiles: Any = (), **settings: Any) -> Any:
     """Return a user's spawner as a Hub makes it."""
-    settings = {"courses_dir": str(folder), "pool_url": f"embedded:{folder}/store.db", **settings}
+    settings = {"courses_dir": str(folder), "pool_url": f"unix:{folder}/nobody.sock", **settings}
     config = Config({"Spawner": {**settings, "profile_list": profiles or [], "storage_pvc_ensure": False}})
     spawner = Spawner(config=config, _mock=True)
     spawner.api = SimpleNamespace(api_client=ApiClient.__new__(ApiClient))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.cli.screen import note
+from gpu_pool.enforcement.hami_core import LOCKS
 from gpu_pool_client import BadRequest, GpuPoolError, Lease, NotAllowed, Pool, Process
 
 DOCKER: Final = "docker"
@@ -24,14 +25,14 @@ _ANSWERS_WITHIN: Final = 30.0
 _MPS: Final = "CUDA_MPS_PIPE_DIRECTORY"
 #: The file in which HAMi-core's processes share their limits; the first of them makes it.
 _HAMI: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-#: Where HAMi-core keeps a lock, which is one for the whole machine.
-_HAMI_LOCKS: Final = Path("/tmp/vgpulock")  # noqa: S108 - its own choice
 
 
 class Container:
     """The container on a lease, known by a label that Docker keeps with it."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, hami_locks: Path = LOCKS) -> None:
+        """``hami_locks`` is where HAMi-core keeps the lock that is one for the whole machine."""
+        self._hami_locks = hami_locks
         # Docker numbers the GPUs of a container from 0, whichever they are.
         self._lease = lease.named_by_uuid()
         self._label = f"{_LABEL}={lease.id}"
@@ -53,7 +54,7 @@ class Container:
             command += ["--gpus", f'"device={",".join(real)}"']
         for name in lease.environment:
             command += ["--env", name]
-        for path in sorted(_paths(lease.variables)):
+        for path in sorted(_paths(lease.variables, self._hami_locks)):
             command += ["--volume", f"{path}:{path}"]
         if _MPS in lease.variables:
             command += ["--ipc", "host"]
@@ -105,12 +106,12 @@ def _ask(*words: str) -> str:
     return ""
 
 
-def _paths(variables: Mapping[str, str]) -> set[Path]:
+def _paths(variables: Mapping[str, str], hami_locks: Path) -> set[Path]:
     """Return the files and folders by which a tier enforces a slice."""
     named = {name: Path(value) for name, value in variables.items() if value.startswith("/")}
     # Not the file itself, which is not there until a process of the container makes it.
     file = named.pop(_HAMI, None)
-    more = {file.parent, _HAMI_LOCKS} if file else set()
+    more = {file.parent, hami_locks} if file else set()
     return {path for path in {*named.values(), *more} if path.exists() and not _is_anothers_link(path)}
 
 

@@ -29,8 +29,6 @@ LEASE_ENDED: Final = 124
 #: Seconds between SIGTERM and SIGKILL. The pool waits for longer than that before it gives a slice
 #: that has come to the end of its longest lease to somebody else.
 GRACE: Final = 10.0
-#: Seconds between two looks at the lease.
-_EVERY: Final = 2.0
 #: Seconds between two looks for processes that are to end, and after which those that do not are left.
 _LOOK_EVERY: Final = 0.2
 _GIVE_UP_AFTER: Final = GRACE + 10.0
@@ -53,8 +51,16 @@ class LeaseFollower:
         lease: Lease,
         end: Callable[[], Awaitable[object]],
         beside: Callable[[Pool], Awaitable[object]] | None = None,
+        *,
+        every: float = 2.0,
+        end_again_after: float = 0.2,
     ) -> None:
-        """``end`` ends the command. ``beside`` is also done, once, with the same pool."""
+        """``end`` ends the command. ``beside`` is also done, once, with the same pool.
+
+        ``every`` is the seconds between two looks at the lease, and ``end_again_after`` those after which
+        it is tried again to end a command that could not be ended.
+        """
+        self._every, self._end_again_after = every, end_again_after
         self._session, self._lease, self._end, self._beside = session, lease, end, beside
         #: Why the command was ended with its lease; None as long as it was not.
         self.over: str | None = None
@@ -120,7 +126,7 @@ class LeaseFollower:
                     return
             else:
                 return
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(self._end_again_after)
 
     async def _until_over(self) -> str | None:
         """Return why the lease is over; None if that is because its command has ended."""
@@ -197,7 +203,7 @@ class LeaseFollower:
 
     def _pause(self) -> float:
         due = self._next_due()
-        return _EVERY if due is None else min(_EVERY, due)
+        return self._every if due is None else min(self._every, due)
 
 
 def _say(text: str) -> None:

@@ -15,27 +15,30 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, TypeVar
 
+from gpu_pool.tuning import CUDA_DEVICE
 from gpu_pool_client import Activity, Process, Slice
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._processes import family, owner_of
 
 T = TypeVar("T")
 
-#: CUDA opens it when it is initialised; NVML alone does not.
-_CUDA_DEVICE: Final = "/dev/nvidia-uvm"
 _DEVICES: Final = Path("/proc/devices")
 #: The driver keeps samples of the last seconds only.
 _LATELY_SECONDS: Final = 10
 
 
 def activity_of(
-    process: Process | None, slices: Iterable[Slice], lease_id: str, keeper: Process | None = None
+    process: Process | None,
+    slices: Iterable[Slice],
+    lease_id: str,
+    keeper: Process | None = None,
+    cuda: str = CUDA_DEVICE,
 ) -> Activity:
     """Return what a lease's process, and whatever it has started, does with these slices' devices.
 
     While nothing is attached, that is its ``keeper``, and what was started on
     the lease: the keeper may be a server whose other children have nothing to
-    do with the lease.
+    do with the lease. ``cuda`` is the path of the device that CUDA opens.
     """
     real = [part.device for part in slices if not part.device.simulated]
     root = process or keeper
@@ -48,7 +51,7 @@ def activity_of(
         hidden = Activity(unmeasured=unmeasured)
         return hidden if process else Activity(initialised=False, working=False)
     pids = (family(root.pid) if process else {root.pid}) | marked(lease_id, owner_of(root.pid))
-    opened = _have_open(pids)
+    opened = _have_open(pids, cuda)
     if opened:
         # Imported here because it costs some 40 ms, which simulated devices need not pay.
         from gpu_pool.devices.sampling import memory_of
@@ -59,28 +62,28 @@ def activity_of(
     return Activity(unmeasured=unmeasured) if opened is None else Activity(initialised=False, working=False)
 
 
-def uses_cuda(process: Process | None, lease_id: str) -> bool | None:
+def uses_cuda(process: Process | None, lease_id: str, cuda: str = CUDA_DEVICE) -> bool | None:
     """Whether a lease's process, or what it has started, has initialised CUDA; None: unknown."""
     alive = False if process is None else process.is_alive()
     if process is None or not alive:
         return alive
-    return _have_open(family(process.pid) | marked(lease_id, owner_of(process.pid)))
+    return _have_open(family(process.pid) | marked(lease_id, owner_of(process.pid)), cuda)
 
 
-def _have_open(pids: Iterable[int]) -> bool | None:
+def _have_open(pids: Iterable[int], cuda: str) -> bool | None:
     """Whether any of these has CUDA's device open; None where that is not for us to see."""
-    opened = {_has_open(pid) for pid in pids}
+    opened = {_has_open(pid, cuda) for pid in pids}
     return True if True in opened else None if None in opened else False
 
 
-def users_of(process: Process, lease_id: str) -> set[int]:
+def users_of(process: Process, lease_id: str, cuda: str = CUDA_DEVICE) -> set[int]:
     """Return the pids of a lease's processes that have, or may have, initialised CUDA.
 
     Of the same user alone: anybody could mark a process with another's lease.
     """
     owner = owner_of(process.pid)
     own = {pid for pid in family(process.pid) if owner_of(pid) == owner}
-    return {pid for pid in own | marked(lease_id, owner) if _has_open(pid) is not False}
+    return {pid for pid in own | marked(lease_id, owner) if _has_open(pid, cuda) is not False}
 
 
 def marked(lease_id: str, owner: int | None) -> set[int]:
@@ -133,57 +136,60 @@ def _of_threads(pid: int, name: str) -> Iterator[Path]:
             yield thread / name
 
 
-def _has_open(pid: int) -> bool | None:
+def _has_open(pid: int, cuda: str) -> bool | None:
     """Whether a process has CUDA's device open; None where that is not for us to see."""
-    device = _cuda_device()
+    number = device_number(cuda)
     found: set[bool | None] = set()
     # A thread may have open files of its own, and has them still when the first one has ended.
     for folder in chain([Path(f"/proc/{pid}/fd")], _of_threads(pid, "fd")):
-        found.add(_holds(folder, device))
+        found.add(_holds(folder, cuda, number))
         if True in found:
             return True
     return None if None in found else False
 
 
-def _holds(folder: Path, device: int | None) -> bool | None:
+def _holds(folder: Path, cuda: str, number: int | None) -> bool | None:
     """Whether CUDA's device is among the open files in that folder of ``/proc``; None where it is hidden."""
     try:
-        return any(_is_device(link, device) for link in folder.iterdir())
+        return any(_is_device(link, cuda, number) for link in folder.iterdir())
     except PermissionError:
         return None
     except OSError:  # it has ended
         return False
 
 
-def _is_device(link: Path, device: int | None) -> bool:
+def _is_device(link: Path, cuda: str, number: int | None) -> bool:
     """Whether an open file is CUDA's device, by its name or, whatever its name, by its number."""
     try:
         target = os.readlink(link)
-        if target == _CUDA_DEVICE:
+        if target == cuda:
             return True
         # Another mount namespace, such as a container's, may give it any name, but a path.
-        if device is None or not target.startswith("/"):
+        if number is None or not target.startswith("/"):
             return False
         found = link.stat()
     except OSError:  # closed meanwhile
         return False
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == device
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == number
 
 
-def _cuda_device() -> int | None:
-    """Return the number of CUDA's device; None where there is none, or only some other file of its name."""
+def device_number(path: str) -> int | None:
+    """Return the number of the device at a path; None where there is only some other file of its name.
+
+    Where there is none, the number under which a driver has registered one of that name, or None.
+    """
     try:
-        found = Path(_CUDA_DEVICE).stat()
+        found = Path(path).stat()
     except OSError:
-        return _registered_device()
+        return _registered_number(Path(path).name)
     return found.st_rdev if stat.S_ISCHR(found.st_mode) else None
 
 
-def _registered_device() -> int | None:
-    """Return the number under which the driver has registered CUDA's device (proc(5): /proc/devices)."""
+def _registered_number(name: str) -> int | None:
+    """Return the number under which a driver has registered a character device (proc(5): /proc/devices)."""
     with contextlib.suppress(OSError):
         for line in procfs.lines_of(_DEVICES.read_bytes()):
-            if line.split()[1:] == [Path(_CUDA_DEVICE).name.encode()]:
+            if line.split()[1:] == [name.encode()]:
                 return os.makedev(int(line.split()[0]), 0)
     return None
 

@@ -259,7 +259,8 @@ class EmbeddedPool(OpenedPool):
             raise gone(lease)
         if lease.state is LeaseState.PARKED:
             # It has no device to look at, and its process may yet have used one.
-            return Activity(initialised=await in_own_thread(uses_cuda, lease.process, lease.id))
+            cuda = self._settings.tuning.cuda_device
+            return Activity(initialised=await in_own_thread(uses_cuda, lease.process, lease.id, cuda))
         found = await self._activity(lease)
         if self._settings.checkpoint and found.initialised:
             return replace(found, movable=await self._enforcer.is_movable(lease))
@@ -313,7 +314,11 @@ class EmbeddedPool(OpenedPool):
 
     async def _activity(self, lease: Lease) -> Activity:
         """Look at what a lease's processes do, which takes some time on a machine with many."""
-        return await in_own_thread(activity_of, lease.process, lease.slices, lease.id, lease.holder.process)
+        who, cuda = (
+            (lease.process, lease.slices, lease.id, lease.holder.process),
+            self._settings.tuning.cuda_device,
+        )
+        return await in_own_thread(activity_of, *who, cuda)
 
     async def _own(self, lease_id: str, caller: Caller | None, what: str) -> Lease:
         """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""

@@ -21,7 +21,7 @@ from gpu_pool_client._log import get_logger
 from gpu_pool_client._processes import account_of
 
 #: HAMi-core keeps a lock here, whoever uses it.
-_LOCKS: Final = Path("/tmp/vgpulock")  # noqa: S108 - its own choice
+LOCKS: Final = Path("/tmp/vgpulock")  # noqa: S108 - its own choice
 _FILE: Final = "shared.cache"
 #: Thousandths of compute below which its regulator, which is 5 points off at any time, regulates nothing.
 _LEAST_MILLI: Final = 100
@@ -44,7 +44,7 @@ class HamiTier(Tier):
         """Return the tier with the library that the settings name."""
         return cls(Path(context.settings.hami_library), context.runtime / "hami")
 
-    def __init__(self, library: Path, folder: Path, *, locks: Path = _LOCKS) -> None:
+    def __init__(self, library: Path, folder: Path, *, locks: Path = LOCKS) -> None:
         self._library, self._folder, self._locks = library, folder, locks
 
     def adapt(self, device: Device) -> Device:

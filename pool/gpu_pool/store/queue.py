@@ -20,15 +20,11 @@ from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool.store.lease_table import LeaseTable, read_request
 from gpu_pool.store.usage import UsageTotals
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import Outlook, Slice
 
 #: Ended leases from which an expected wait is learnt.
 _MOST_HOLDING_TIMES = 200
-#: A queue of more than this is put in order from time to time only: whenever so many times as long
-#: has passed as that takes, in seconds of work, and at the latest after so many seconds.
-_LONG = 200
-_PAUSE = 20.0
-_LONGEST_PAUSE = 60.0
 #: In a longer queue a wait is not foreseen for whoever only asks about it.
 _FORESEEABLE = 50
 
@@ -73,8 +69,10 @@ class StoredQueue:
         rules: Rules,
         sharing: Sharing,
         clock: Clock,
+        tuning: Tuning,
     ) -> None:
         self._db = database
+        self._tuning = tuning
         self._devices = devices
         self._leases = leases
         self._use = use
@@ -89,15 +87,18 @@ class StoredQueue:
         the others follow, and what is emptied for them, may then lag by some
         seconds: so long that it takes a twentieth of the time or less.
         """
-        count = self._db.one("count_waiters")[0]
+        count, tuning = self._db.one("count_waiters")[0], self._tuning
+        is_long = count > tuning.long_queue
+        left = self._db.one("sorted_until")[0] - self._clock.uptime() if is_long else 0.0
         # A moment of another boot may be far ahead.
-        if count > _LONG and 0 < self._db.one("sorted_until")[0] - self._clock.uptime() <= _LONGEST_PAUSE:
+        if 0 < left <= tuning.longest_queue_pause:
             self._serve_unsorted()
         elif count:
             began = time.thread_time()
             self._serve_sorted()
-            if count > _LONG:
-                pause = min(_LONGEST_PAUSE, _PAUSE * (time.thread_time() - began))
+            if is_long:
+                worked = time.thread_time() - began
+                pause = min(tuning.longest_queue_pause, tuning.queue_pause * worked)
                 self._db.run("set_sorted_until", {"until": self._clock.uptime() + pause})
 
     def _serve_sorted(self) -> None:
@@ -156,7 +157,7 @@ class StoredQueue:
     def prospects(self) -> ForecastInput | None:
         """Return what expected waits are worked out from; None for a long queue or without facts."""
         holding_times = self._holding_times()
-        if not holding_times or self._db.one("count_waiters")[0] > _LONG:
+        if not holding_times or self._db.one("count_waiters")[0] > self._tuning.long_queue:
             return None
         return ForecastInput(self._situation(self._waiters()), holding_times)
 

@@ -63,7 +63,14 @@ class RequestStore:
         self._leases = LeaseTable(database, self._devices, self._sharing, self._clock, settings.attach_within)
         self._use = UsageTotals(database, self._sharing.policy, self._clock, settings.term_start)
         self._queue = StoredQueue(
-            database, self._devices, self._leases, self._use, self._rules, self._sharing, self._clock
+            database,
+            self._devices,
+            self._leases,
+            self._use,
+            self._rules,
+            self._sharing,
+            self._clock,
+            settings.tuning,
         )
         self._history = HistoryTable(database, self._clock, settings.keep_history)
         self._resizing = Resizing(database, self._devices, self._use, self._rules, self._sharing, self._clock)

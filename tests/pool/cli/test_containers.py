@@ -134,31 +134,24 @@ def test_without_docker_nothing_is_asked_for(terminal: Terminal, tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
-def test_where_another_users_link_leads_is_not_mounted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_another_users_link_leads_is_not_mounted(tmp_path: Path) -> None:
     library, locks = tmp_path / "libvgpu.so", tmp_path / "vgpulock"
     library.write_text("")
     locks.symlink_to("/etc")
     os.chown(locks, 65534, 65534, follow_symlinks=False)
-    monkeypatch.setattr(in_containers, "_HAMI_LOCKS", locks)
     variables = HamiTier(library, tmp_path / "hami").describe(lease("a")).variables
-    command = in_containers.Container(replace(lease("a"), variables=variables)).command((IMAGE,))
+    command = in_containers.Container(replace(lease("a"), variables=variables), locks).command((IMAGE,))
     assert f"{locks}:{locks}" not in command
 
 
-def test_hami_core_finds_its_library_its_limits_and_its_lock_in_the_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hami_core_finds_its_library_its_limits_and_its_lock_in_the_container(tmp_path: Path) -> None:
     library, locks = tmp_path / "libvgpu.so", tmp_path / "vgpulock"
     library.write_text("")
     locks.mkdir()
-    monkeypatch.setattr(in_containers, "_HAMI_LOCKS", locks)
     tier, held = HamiTier(library, tmp_path / "hami", locks=locks), lease("a")
     tier.open(held)
-    command = in_containers.Container(replace(held, variables=tier.describe(held).variables)).command(
-        (IMAGE,)
-    )
+    described = replace(held, variables=tier.describe(held).variables)
+    command = in_containers.Container(described, locks).command((IMAGE,))
     mounted = {after for word, after in pairwise(command) if word == "--volume"}
     # Its first process makes the file with the limits in the lease's folder, for all others.
     assert mounted == {f"{path}:{path}" for path in (library, locks, tmp_path / "hami/a")}

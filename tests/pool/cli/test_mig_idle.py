@@ -17,14 +17,15 @@ memory 4864 0
 KERNEL = """
 import asyncio, os, sys
 from jupyter_client.manager import start_new_async_kernel
-from gpu_pool.devices import activity
+from gpu_pool.settings import PoolSettings
 from gpu_pool_client import connect
 
-name, activity._CUDA_DEVICE = sys.argv[1:]
+name, cuda = sys.argv[1:]
+PoolSettings.tuning.default_kwargs = {"cuda_device": cuda}
 
 async def main():
     manager, client = await start_new_async_kernel(kernel_name=name, startup_timeout=120)
-    await client.execute_interactive(f"kept = open({activity._CUDA_DEVICE!r})", timeout=120)
+    await client.execute_interactive(f"kept = open({cuda!r})", timeout=120)
     async with connect(os.environ["GPU_POOL_URL"]) as pool:
         while (await pool.status()).leases:
             await asyncio.sleep(0.2)

@@ -144,14 +144,13 @@ def follow(
     monkeypatch: pytest.MonkeyPatch, held: Lease, pool: Away, until: threading.Event | None = None
 ) -> LeaseFollower:
     """Follow a lease at that pool until its command is ended, or until the event."""
-    monkeypatch.setattr(following, "_EVERY", 0.01)
     monkeypatch.setattr(CommandSession, "connect", lambda _: pool)
     over = until or threading.Event()
 
     async def end() -> None:
         over.set()
 
-    follower = LeaseFollower(CommandSession(), held, end)
+    follower = LeaseFollower(CommandSession(), held, end, every=0.01)
     follower.start()
     assert over.wait(30)
     follower.finish()
@@ -228,7 +227,6 @@ def test_a_command_ends_with_its_lease_where_nobody_reads_what_is_said(
 def test_a_command_that_cannot_be_ended_at_once_is_ended_later(monkeypatch: pytest.MonkeyPatch) -> None:
     held = replace(some_lease("a"), state=LeaseState.HELD, terms=Terms(ends_at=1.0))
     monkeypatch.setattr(CommandSession, "connect", lambda _: Away(GONE))
-    monkeypatch.setattr(following, "_LOOK_EVERY", 0.01)
     tried, over = iter([MISHAPS[0], MISHAPS[0]]), threading.Event()
 
     async def end() -> None:
@@ -236,7 +234,7 @@ def test_a_command_that_cannot_be_ended_at_once_is_ended_later(monkeypatch: pyte
             raise next(tried)
         over.set()
 
-    follower = LeaseFollower(CommandSession(), held, end)
+    follower = LeaseFollower(CommandSession(), held, end, end_again_after=0.01)
     follower.start()
     assert over.wait(30)
     follower.finish()

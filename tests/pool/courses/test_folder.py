@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.courses import CourseFolder, folder, read_bytes
+from gpu_pool.courses import folder, read_bytes
 from gpu_pool.policy.sharing import Sharing, read_course
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import NotAllowed, parse_request
@@ -57,15 +57,16 @@ def test_while_nothing_changes_the_value_is_the_very_same(files: CourseFiles) ->
     assert files.look_later() is seen
 
 
-def test_it_looks_at_most_once_a_second(files: CourseFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[bool] = []
-    monkeypatch.setattr(CourseFolder, "_look", lambda _, is_first: looks.append(is_first) or True)
-    for _ in range(100):
-        files.folder.look()
-    assert looks == [True]
-    files.wait(1)
-    files.folder.look()
-    assert looks == [True, False]
+def test_it_looks_at_most_once_a_second(files: CourseFiles) -> None:
+    files.write("cs101", course("One"))
+    assert files.titles() == {"cs101": "One"}
+    files.write("cs101", course("Two"))
+    files.left_alone += 2
+    assert titles(files.folder.look()) == {"cs101": "One"}, "it was looked just now"
+    files.waited += 0.9
+    assert titles(files.folder.look()) == {"cs101": "One"}
+    files.waited += 0.1
+    assert titles(files.folder.look()) == {"cs101": "Two"}
 
 
 def test_a_file_that_becomes_bad_leaves_its_course_and_all_others_as_they_were(files: CourseFiles) -> None:
@@ -242,8 +243,9 @@ def test_a_change_that_the_clock_of_the_files_is_too_coarse_for_is_not_missed(
     files: CourseFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write("cs101", course("One"))
-    mark = folder._mark(files.path / "cs101.yaml")
-    monkeypatch.setattr(folder, "_mark", lambda path: mark)
+    file, stat = files.path / "cs101.yaml", Path.stat
+    first = file.stat()
+    monkeypatch.setattr(Path, "stat", lambda path, **how: first if path == file else stat(path, **how))
     assert titles(files.folder.look()) == {"cs101": "One"}
     files.write("cs101", course("Two"))
     assert files.titles() == {"cs101": "Two"}

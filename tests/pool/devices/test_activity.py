@@ -9,11 +9,13 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from gpu_pool.devices import activity
 from gpu_pool.devices.activity import activity_of
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import Activity, NeverFits, NotAllowed, OverQuota, Process, Slice, parse_request
 from gpu_pool_client import _procfs as procfs
 from support.compiled import shared_library
@@ -59,6 +61,19 @@ OPENS = "file = open({!r}); print('open', flush=True); import sys; sys.stdin.rea
 NESTED = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
 
 
+@pytest.fixture
+def uvm(tmp_path: Path) -> str:
+    """Return the path of a file in the place of the device that CUDA opens."""
+    path = tmp_path / "nvidia-uvm"
+    path.touch()
+    return str(path)
+
+
+def initialised(uvm: str) -> IO[str]:
+    """Open the device in this process, as CUDA does."""
+    return Path(uvm).open()
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nvml")
@@ -86,66 +101,58 @@ def test_whether_the_device_works_for_a_process(
     assert done.stdout.strip() == working
 
 
-def test_cuda_is_seen_in_the_open_files_of_a_process_and_its_descendants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uvm = tmp_path / "nvidia-uvm"
-    uvm.touch()
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+def test_cuda_is_seen_in_the_open_files_of_a_process_and_its_descendants(uvm: str) -> None:
     nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
-    opens = f"file = open({str(uvm)!r}); print('open', flush=True); import sys; sys.stdin.read()"
+    opens = f"file = open({uvm!r}); print('open', flush=True); import sys; sys.stdin.read()"
     with running() as idle, running(nested.format(opens)) as busy:
         assert busy.stdout is not None
         assert busy.stdout.readline() == "open\n"
-        assert activity_of(identity(idle), [REAL], "1-a") == Activity(initialised=False, working=False)
-        assert activity_of(identity(busy), [REAL], "1-a").initialised
-        assert activity_of(identity(busy), [SIMULATED], "1-a") == Activity(initialised=False, working=False)
+        assert activity_of(identity(idle), [REAL], "1-a", cuda=uvm) == Activity(
+            initialised=False, working=False
+        )
+        assert activity_of(identity(busy), [REAL], "1-a", cuda=uvm).initialised
+        assert activity_of(identity(busy), [SIMULATED], "1-a", cuda=uvm) == Activity(
+            initialised=False, working=False
+        )
     gone = replace(Process.current(), start=1)
-    assert activity_of(gone, [REAL], "1-a") == Activity(initialised=False, working=False)
+    assert activity_of(gone, [REAL], "1-a", cuda=uvm) == Activity(initialised=False, working=False)
     elsewhere = replace(Process.current(), namespace="pid:[1]")
-    assert activity_of(elsewhere, [REAL], "1-a") == Activity()
+    assert activity_of(elsewhere, [REAL], "1-a", cuda=uvm) == Activity()
 
 
-def test_what_a_process_does_on_a_mig_instance_is_never_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uvm = tmp_path / "nvidia-uvm"
-    uvm.touch()
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+def test_what_a_process_does_on_a_mig_instance_is_never_known(uvm: str) -> None:
     instance = replace(REAL, device=replace(REAL.device, uuid="MIG-1", mig_profile="1g.5gb"))
-    with running() as idle, running(OPENS.format(str(uvm))) as busy:
+    with running() as idle, running(OPENS.format(uvm)) as busy:
         assert busy.stdout is not None
         assert busy.stdout.readline() == "open\n"
-        assert activity_of(identity(idle), [instance], "1-a") == Activity(initialised=False, working=False)
-        found = activity_of(identity(busy), [instance], "1-a")
+        assert activity_of(identity(idle), [instance], "1-a", cuda=uvm) == Activity(
+            initialised=False, working=False
+        )
+        found = activity_of(identity(busy), [instance], "1-a", cuda=uvm)
         assert (found.initialised, found.working, found.unmeasured) == (True, None, True)
-        assert not activity_of(identity(busy), [REAL], "1-a").unmeasured
+        assert not activity_of(identity(busy), [REAL], "1-a", cuda=uvm).unmeasured
     elsewhere = replace(Process.current(), namespace="pid:[1]")
-    assert activity_of(elsewhere, [instance], "1-a") == Activity(unmeasured=True)
+    assert activity_of(elsewhere, [instance], "1-a", cuda=uvm) == Activity(unmeasured=True)
 
 
-def test_what_nothing_is_attached_to_is_known_by_its_keeper(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uvm = tmp_path / "nvidia-uvm"
-    uvm.touch()
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
-    with running(OPENS.format(str(uvm))) as keeper, running(NESTED.format(OPENS.format(str(uvm)))) as server:
+def test_what_nothing_is_attached_to_is_known_by_its_keeper(uvm: str) -> None:
+    with running(OPENS.format(uvm)) as keeper, running(NESTED.format(OPENS.format(uvm))) as server:
         assert keeper.stdout is not None
         assert keeper.stdout.readline() == "open\n"
         assert server.stdout is not None
         assert server.stdout.readline() == "open\n"
-        assert activity_of(None, [REAL], "1-a", identity(keeper)).initialised
-        assert activity_of(None, [REAL], "1-a", identity(server)).initialised is False, "another kernel of it"
+        assert activity_of(None, [REAL], "1-a", identity(keeper), cuda=uvm).initialised
+        assert activity_of(None, [REAL], "1-a", identity(server), cuda=uvm).initialised is False, (
+            "another kernel of it"
+        )
     elsewhere = replace(Process.current(), namespace="pid:[1]")
-    assert activity_of(None, [REAL], "1-a", elsewhere).initialised is False
+    assert activity_of(None, [REAL], "1-a", elsewhere, cuda=uvm).initialised is False
 
 
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can start a process of another user, and make devices"
 )
-def test_a_mark_of_another_user_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", "/dev/full")
+def test_a_mark_of_another_user_counts_for_nothing() -> None:
     command = ["/bin/sh", "-c", "exec 3</dev/full; echo open; read x"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     forged = {"GPU_POOL_LEASE": "7-cafe"}
@@ -153,7 +160,9 @@ def test_a_mark_of_another_user_counts_for_nothing(tmp_path: Path, monkeypatch: 
         with running() as kernel, subprocess.Popen(command, env=forged, user=user, **pipes) as forger:
             assert forger.stdout is not None
             assert forger.stdout.readline() == b"open\n"
-            assert activity_of(identity(kernel), [REAL], "7-cafe").initialised is initialised
+            assert (
+                activity_of(identity(kernel), [REAL], "7-cafe", cuda="/dev/full").initialised is initialised
+            )
             forger.kill()
 
 
@@ -170,75 +179,56 @@ def test_the_device_is_known_by_its_number_whatever_its_name(
         assert kernel.stdout is not None
         assert kernel.stdout.readline() == "open\n"
         for name, initialised in (("/dev/full", True), ("/dev/zero", False)):
-            monkeypatch.setattr(activity, "_CUDA_DEVICE", name)
-            assert activity_of(identity(kernel), [REAL], "1-a").initialised is initialised
+            assert activity_of(identity(kernel), [REAL], "1-a", cuda=name).initialised is initialised
 
 
-def test_the_number_of_the_device_is_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = "Character devices:\n195 nvidia\n508 nvidia-uvm\n509 nvidia-uvm-tools\n\nBlock devices:\n"
-    (tmp_path / "devices").write_text(devices)
-    monkeypatch.setattr(activity, "_DEVICES", tmp_path / "devices")
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(tmp_path / "nvidia-uvm"))
-    assert activity._cuda_device() == os.makedev(508, 0)
-    (tmp_path / "nvidia-uvm").touch()
-    assert activity._cuda_device() is None, "a file of that name is no device"
+def test_the_number_of_a_device_is_its_drivers_where_there_is_no_file_of_it(tmp_path: Path) -> None:
+    # Linux has registered the major number 1 as that of "mem" since ever, and no device is called so.
+    assert activity.device_number(str(tmp_path / "mem")) == os.makedev(1, 0)
+    (tmp_path / "mem").touch()
+    assert activity.device_number(str(tmp_path / "mem")) is None, "a file of that name is no device"
 
 
 def test_the_files_of_a_thread_count_when_the_first_one_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uvm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uvm = tmp_path / "nvidia-uvm"
-    uvm.touch()
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
     monkeypatch.setenv("GPU_POOL_LEASE", "7-cafe")
-    with running() as kernel, running(f"file = open({str(uvm)!r})\n{ENDS_ITS_FIRST_THREAD}") as training:
+    with running() as kernel, running(f"file = open({uvm!r})\n{ENDS_ITS_FIRST_THREAD}") as training:
         assert training.stdout is not None
         assert training.stdout.readline() == "alone\n"
-        assert activity_of(identity(training), [REAL], "8-cafe").initialised
-        assert activity_of(identity(kernel), [REAL], "7-cafe").initialised, "by its mark"
+        assert activity_of(identity(training), [REAL], "8-cafe", cuda=uvm).initialised
+        assert activity_of(identity(kernel), [REAL], "7-cafe", cuda=uvm).initialised, "by its mark"
 
 
-def test_what_was_started_on_the_lease_and_detached_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uvm = tmp_path / "nvidia-uvm"
-    uvm.touch()
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
+def test_what_was_started_on_the_lease_and_detached_counts(uvm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_POOL_LEASE", "7-cafe")
-    opens = f"file = open({str(uvm)!r}); print('open', flush=True); import sys; sys.stdin.read()"
+    opens = f"file = open({uvm!r}); print('open', flush=True); import sys; sys.stdin.read()"
     with running() as kernel, running(opens) as training:
         assert training.stdout is not None
         assert training.stdout.readline() == "open\n"
-        assert activity_of(identity(kernel), [REAL], "7-cafe").initialised
-        assert activity_of(identity(kernel), [REAL], "8-cafe").initialised is False
+        assert activity_of(identity(kernel), [REAL], "7-cafe", cuda=uvm).initialised
+        assert activity_of(identity(kernel), [REAL], "8-cafe", cuda=uvm).initialised is False
 
 
-async def test_what_keeps_state_on_the_device_is_not_parked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uvm = tmp_path / "nvidia-uvm"
-    uvm.touch()
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
-    async with embedded(tmp_path / "store.db", replace(V100, simulated=False)) as pool:
+async def test_what_keeps_state_on_the_device_is_not_parked(tmp_path: Path, uvm: str) -> None:
+    tuning = Tuning(cuda_device=uvm)
+    async with embedded(tmp_path / "store.db", replace(V100, simulated=False), tuning=tuning) as pool:
         lease = await take(pool, "1", "key")
         await pool.attach(lease, Process.current())
-        with uvm.open(), pytest.raises(NotAllowed, match="has initialised CUDA"):
+        with initialised(uvm), pytest.raises(NotAllowed, match="has initialised CUDA"):
             await pool.park(lease)
         assert (await pool.park(lease)).state.value == "parked"
 
 
 async def test_what_could_never_be_is_refused_as_that_and_not_for_what_is_on_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, uvm: str
 ) -> None:
-    uvm = tmp_path / "nvidia-uvm"
-    uvm.touch()
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(uvm))
-    terms = {"per_user": {"share": "60%"}}
+    terms, tuning = {"per_user": {"share": "60%"}}, Tuning(cuda_device=uvm)
     real = replace(V100, simulated=False)
-    async with embedded(tmp_path / "store.db", real, default_course=terms) as pool:
+    async with embedded(tmp_path / "store.db", real, default_course=terms, tuning=tuning) as pool:
         lease = await take(pool, "2%", "key")
         await pool.attach(lease, Process.current())
-        with uvm.open():
+        with initialised(uvm):
             for size, error in (
                 ("8", NeverFits),
                 ("0.1%", NeverFits),

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, program, suspension
+from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, program
 from gpu_pool.enforcement.checkpoint.suspension import available_mib
 from gpu_pool.settings import PoolSettings
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import Device, LeaseState
 from support.checkpoints import checkpoint, records, states
 from support.cuda_stub import Driver
@@ -131,11 +132,10 @@ def test_processes_run_on_when_one_cannot_be_suspended(
 def test_processes_run_on_when_the_driver_hangs(
     driver: Driver, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspension, "_LIMIT", 2)
-    monkeypatch.setattr(suspension, "_LOCK_MS", 1)
+    impatient = checkpoint(tmp_path, Tuning(driver_within=2, driver_lock_ms=1))
     driver.scenario(f"hang checkpoint {pids[1]}")
     with pytest.raises(NotSuspended, match="did not answer in"):
-        checkpoint(tmp_path).suspend("l1", pids)
+        impatient.suspend("l1", pids)
     assert states(driver, pids) == ["running"] * 2
 
 

@@ -6,20 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.enforcement.checkpoint import suspension
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import LeaseState
 from support.checkpoints import checkpoint, records, states
 from support.cuda_stub import Driver
 from support.pools import running, until
 
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let it be long ago that something was suspended."""
-    monkeypatch.setattr(suspension, "_PARKED_WITHIN", 0)
+#: As if it were long ago that something was suspended.
+LATER = Tuning(parked_within=0.0)
 
 
-@pytest.mark.usefixtures("later")
 @pytest.mark.parametrize("left", [["locked", "running"], ["checkpointed", "locked"], ["checkpointed"] * 2])
 def test_what_was_cut_off_is_brought_back(
     driver: Driver, pids: list[int], tmp_path: Path, left: list[str]
@@ -28,7 +24,7 @@ def test_what_was_cut_off_is_brought_back(
     assert checkpoint(tmp_path).suspended() == ["l1"]
     for pid, state in zip(pids, left, strict=True):
         driver.set_state(pid, state)
-    assert checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) == {}
+    assert checkpoint(tmp_path, LATER).recover({"l1": LeaseState.HELD}) == {}
     assert states(driver, pids) == ["running"] * 2
     assert records(tmp_path) == []
 
@@ -47,10 +43,11 @@ async def test_nobody_interferes_while_the_program_of_a_killed_pool_is_at_work(
     code = "\n".join(
         (
             "from pathlib import Path",
-            "from gpu_pool.enforcement.checkpoint import Checkpoint, suspension",
+            "from gpu_pool.enforcement.checkpoint import Checkpoint",
             "from gpu_pool.settings import PoolSettings",
-            "suspension._LIMIT, suspension._LOCK_MS = 4, 1",
-            f"pool = Checkpoint(Path({str(tmp_path / 'suspended')!r}), PoolSettings())",
+            "from gpu_pool.tuning import Tuning",
+            "impatient = PoolSettings(tuning=Tuning(driver_within=4, driver_lock_ms=1))",
+            f"pool = Checkpoint(Path({str(tmp_path / 'suspended')!r}), impatient)",
             f"pool.suspend('l1', {pids})",
         )
     )
@@ -79,11 +76,10 @@ def test_suspended_processes_without_a_lease_are_reported(
     assert found["l1"].pids == set(pids)
 
 
-@pytest.mark.usefixtures("later")
 def test_processes_that_are_broken_are_reported(driver: Driver, pids: list[int], tmp_path: Path) -> None:
     checkpoint(tmp_path).suspend("l1", pids)
     driver.set_state(pids[0], "failed")
-    found = checkpoint(tmp_path).recover({"l1": LeaseState.HELD})
+    found = checkpoint(tmp_path, LATER).recover({"l1": LeaseState.HELD})
     assert found["l1"].pids == {pids[0]}
 
 

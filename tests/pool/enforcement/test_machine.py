@@ -191,9 +191,13 @@ async def test_a_tier_that_does_not_answer_is_told_in_words(
 ) -> None:
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     (tmp_path / "gpu_pool_config.py").write_text("c.PoolSettings.enforced_within = 0.2")
-    hangs, goes_on = Recorder(), threading.Event()
-    monkeypatch.setattr(hangs, "_note", lambda what: goes_on.wait(120) if what.startswith("open") else None)
-    async with pool(tmp_path / "store.db", hangs, settings=load_settings()) as opened:
+    goes_on = threading.Event()
+
+    class Hanging(Recorder):
+        def open(self, lease: Lease) -> None:
+            goes_on.wait(120)
+
+    async with pool(tmp_path / "store.db", Hanging(), settings=load_settings()) as opened:
         with pytest.raises(PoolUnreachable, match=r"did not answer within 0\.2 seconds"):
             await opened.request(HALF, ME, key())
         goes_on.set()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.devices import Inventory, activity
+from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.settings import PoolSettings
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     Device,
     EndReason,
@@ -31,26 +32,21 @@ WHOLE = parse_request("1")
 
 
 @pytest.fixture
-def driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", str(driver.uvm))
-    return driver
-
-
-@pytest.fixture
 def pid(driver: Driver) -> Iterator[int]:
     """A process that has initialised CUDA."""
     with driver.process() as pid:
         yield pid
 
 
-def open_pool(folder: Path, **settings: object) -> EmbeddedPool:
+def open_pool(folder: Path, driver: Driver, **settings: object) -> EmbeddedPool:
     inventory = Inventory((H100,), "test")
-    return EmbeddedPool(folder / "store.db", PoolSettings(**settings), lambda: inventory)
+    tuning = Tuning(cuda_device=str(driver.uvm), memory_free_within=0, restored_every=0.0)
+    return EmbeddedPool(folder / "store.db", PoolSettings(tuning=tuning, **settings), lambda: inventory)
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    async with open_pool(tmp_path, checkpoint=True) as opened:
+async def pool(tmp_path: Path, driver: Driver) -> AsyncIterator[Pool]:
+    async with open_pool(tmp_path, driver, checkpoint=True) as opened:
         yield opened
 
 
@@ -92,7 +88,7 @@ async def test_it_keeps_its_slice_where_the_driver_refuses(pool: Pool, driver: D
 async def test_it_keeps_its_slice_where_that_is_not_switched_on(
     tmp_path: Path, driver: Driver, pid: int
 ) -> None:
-    async with open_pool(tmp_path) as pool:
+    async with open_pool(tmp_path, driver) as pool:
         lease = await held(pool, pid)
         assert not (await pool.activity(lease.id)).movable
         with pytest.raises(NotAllowed, match="c.PoolSettings.checkpoint"):
@@ -113,9 +109,8 @@ async def test_what_cannot_be_brought_back_is_ended_and_not_left_broken(
 
 
 async def test_it_stays_parked_in_host_memory_while_something_else_has_its_memory(
-    pool: Pool, driver: Driver, pid: int, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, driver: Driver, pid: int
 ) -> None:
-    monkeypatch.setattr("gpu_pool.enforcement.checkpoint.parked_memory._TRY_EVERY", 0)
     lease = await held(pool, pid)
     await pool.park(lease.id)
     driver.scenario("memory 8192", "others 8192")
@@ -137,10 +132,10 @@ async def test_a_size_cannot_change_while_something_is_moved_away(
 
 
 async def test_another_process_of_the_pool_brings_it_back(tmp_path: Path, driver: Driver, pid: int) -> None:
-    async with open_pool(tmp_path, checkpoint=True) as first:
+    async with open_pool(tmp_path, driver, checkpoint=True) as first:
         lease = await held(first, pid)
         await first.park(lease.id)
-    async with open_pool(tmp_path, checkpoint=True) as second:
+    async with open_pool(tmp_path, driver, checkpoint=True) as second:
         assert (await second.resume(lease.id)).state is LeaseState.HELD
     assert driver.state(pid) == "running"
 
@@ -148,10 +143,10 @@ async def test_another_process_of_the_pool_brings_it_back(tmp_path: Path, driver
 async def test_what_was_moved_away_for_a_lease_that_has_ended_is_ended(
     tmp_path: Path, driver: Driver, pid: int
 ) -> None:
-    async with open_pool(tmp_path, checkpoint=True) as first:
+    async with open_pool(tmp_path, driver, checkpoint=True) as first:
         lease = await held(first, pid)
         await first.park(lease.id)
         await first.release(lease.id)
-    async with open_pool(tmp_path, checkpoint=True) as second:
+    async with open_pool(tmp_path, driver, checkpoint=True) as second:
         await second.status()
     await until(lambda: Process.of(pid) is None)

@@ -10,9 +10,9 @@ import pytest
 
 from gpu_pool.clock import Clock
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import queue
 from gpu_pool.store.database import Database
 from gpu_pool.store.leases import LeaseStore
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import EndReason, Holder, Process, parse_request
 from support.pools import device
 
@@ -24,15 +24,15 @@ POOL = [*(device(index) for index in range(3)), device(3, "A100-SXM4-40GB", 4096
 
 
 class ClockedStore:
-    """A store whose time stands still until it is moved."""
+    """A store whose time stands still until it is moved, and to which any queue is a long one."""
 
-    def __init__(self, path: Path, **settings: object) -> None:
+    def __init__(self, path: Path, long_queue: int = 0, **settings: object) -> None:
         self.now = 1e6
         self.database = Database(path)
         clock = Clock(lambda: self.now, lambda: self.now)
-        self.lease_store = LeaseStore(
-            self.database, PoolSettings(max_waiting=1000, attach_within=86_400.0, **settings), clock
-        )
+        tuning = Tuning(long_queue=long_queue)
+        asked = PoolSettings(max_waiting=1000, attach_within=86_400.0, tuning=tuning, **settings)
+        self.lease_store = LeaseStore(self.database, asked, clock)
         self.lease_store.register(POOL)
 
     def ask(self, text: str, key: str, user: str = "ada", course: str | None = None) -> None:
@@ -71,11 +71,12 @@ def clocked(tmp_path: Path) -> Iterator[ClockedStore]:
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
 )
 def test_whoever_would_be_granted_something_in_a_short_queue_is_in_a_long_one(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
     settings = {"courses": COURSES, "groups": GROUPS if seed % 2 else {}, "drain_after": "24h"}
-    long, short = (ClockedStore(tmp_path / name, **settings) for name in ("long.db", "short.db"))
+    long = ClockedStore(tmp_path / "long.db", **settings)
+    short = ClockedStore(tmp_path / "short.db", long_queue=10_000, **settings)
     keys: list[str] = []
     longest = 0
     for step in range(150):
@@ -84,7 +85,6 @@ def test_whoever_would_be_granted_something_in_a_short_queue_is_in_a_long_one(
         text, user, course = chance.choice(SIZES), f"u{chance.randrange(9)}", chance.choice("abc")
         going = chance.choice(sorted(short.held()) if doing < 0.8 else keys) if keys else ""
         for clocked in (long, short):
-            monkeypatch.setattr(queue, "_LONG", 0 if clocked is long else 10_000)
             clocked.sort_later()
             if (doing < 0.6 or step < 40) and len(keys) < 80:
                 clocked.ask(text, f"k{step}", user, course)
@@ -101,10 +101,7 @@ def test_whoever_would_be_granted_something_in_a_short_queue_is_in_a_long_one(
         clocked.database.close()
 
 
-def test_a_group_comes_first_in_a_long_queue_though_it_came_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "_LONG", 0)
+def test_a_group_comes_first_in_a_long_queue_though_it_came_last(tmp_path: Path) -> None:
     clocked = ClockedStore(tmp_path / "store.db", groups=GROUPS)
     clocked.ask("4", "all")
     clocked.sort_later()
@@ -117,10 +114,7 @@ def test_a_group_comes_first_in_a_long_queue_though_it_came_last(
     clocked.database.close()
 
 
-def test_a_long_queue_is_put_in_order_when_it_is_time(
-    clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "_LONG", 0)
+def test_a_long_queue_is_put_in_order_when_it_is_time(clocked: ClockedStore) -> None:
     clocked.ask("4", "all")
     clocked.sort_later()
     clocked.ask("1", "has-1", "has")
@@ -131,10 +125,7 @@ def test_a_long_queue_is_put_in_order_when_it_is_time(
     assert clocked.queue() == ["has-1", "new", "has-2"]
 
 
-def test_what_is_emptied_for_one_goes_to_nobody_else(
-    clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "_LONG", 0)
+def test_what_is_emptied_for_one_goes_to_nobody_else(clocked: ClockedStore) -> None:
     for index in range(4):
         clocked.ask(f"50% index={index}", f"first-{index}")
         clocked.ask(f"50% index={index}", f"second-{index}", "other")
@@ -152,10 +143,7 @@ def test_what_is_emptied_for_one_goes_to_nobody_else(
     assert "small" not in clocked.held()
 
 
-def test_what_is_left_of_a_reservation_that_cannot_stand_is_free_at_once(
-    clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue, "_LONG", 0)
+def test_what_is_left_of_a_reservation_that_cannot_stand_is_free_at_once(clocked: ClockedStore) -> None:
     for index, size in enumerate(["1", "1", "50%", "50%"]):
         clocked.ask(f"{size} index={index}", f"held-{index}")
     clocked.ask("2", "large", "late")
@@ -168,7 +156,8 @@ def test_what_is_left_of_a_reservation_that_cannot_stand_is_free_at_once(
     assert clocked.held()["small"] == [POOL[2].uuid]
 
 
-def test_leaving_moves_up_whoever_follows_and_writes_nothing_about_them(clocked: ClockedStore) -> None:
+def test_leaving_moves_up_whoever_follows_and_writes_nothing_about_them(tmp_path: Path) -> None:
+    clocked = ClockedStore(tmp_path / "store.db", long_queue=200)
     clocked.ask("4", "all")
     for number in range(5):
         clocked.ask("1", f"w{number}", f"u{number}")
@@ -177,20 +166,23 @@ def test_leaving_moves_up_whoever_follows_and_writes_nothing_about_them(clocked:
     assert clocked.queue() == ["w0", "w2", "w3", "w4"]
     assert [lease.position for lease in clocked.lease_store.status("").queue] == [1, 2, 3, 4]
     assert all(turns[row["number"]] == row["turn"] for row in clocked.database.run("waiters").fetchall())
+    clocked.database.close()
 
 
-def test_how_long_the_wait_may_be_is_not_worked_out_for_a_long_queue(
-    clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_long_the_wait_may_be_is_not_worked_out_for_a_long_queue(tmp_path: Path) -> None:
+    short = ClockedStore(tmp_path / "store.db", long_queue=200)
     for number in range(5):
-        clocked.ask("4", f"past-{number}")
-        clocked.now += 60.0
-        clocked.end(f"past-{number}")
-    clocked.ask("4", "all")
-    clocked.ask("1", "next")
-    [waiting] = clocked.lease_store.status("").queue
-    assert clocked.lease_store.prospects() is not None
-    told = clocked.lease_store.explain(waiting.id)
-    monkeypatch.setattr(queue, "_LONG", 0)
-    assert clocked.lease_store.prospects() is None
-    assert clocked.lease_store.explain(waiting.id) == told
+        short.ask("4", f"past-{number}")
+        short.now += 60.0
+        short.end(f"past-{number}")
+    short.ask("4", "all")
+    short.ask("1", "next")
+    [waiting] = short.lease_store.status("").queue
+    assert short.lease_store.prospects() is not None
+    told = short.lease_store.explain(waiting.id)
+    long = ClockedStore(tmp_path / "store.db")
+    long.now = short.now
+    assert long.lease_store.prospects() is None
+    assert long.lease_store.explain(waiting.id) == told
+    for clocked in (long, short):
+        clocked.database.close()

@@ -131,13 +131,13 @@ def test_a_look_reads_each_process_once_however_many_wait_for_it(
     others = [Process(ME.pid, start, ME.boot, ME.namespace) for start in (1, 2)]
     for number in range(30):
         clocked.ask("2", f"key-{number}", Holder("ada", process=[ME, *others][number % 3]))
-    judged: list[str] = []
+    judged: list[Process] = []
 
-    def judge(text: str, liveness_lock: str, liveness: object) -> bool:
-        judged.append(text)
-        return False
+    def judge(process: Process) -> bool:
+        judged.append(process)
+        return True
 
-    monkeypatch.setattr(reclaim, "_is_dead", judge)
+    monkeypatch.setattr(Process, "is_alive", judge)
     assert reclaim.look(clocked.database, clocked.uptime).dead == frozenset()
     assert len(judged) == len(set(judged)) == 3
     monkeypatch.undo()

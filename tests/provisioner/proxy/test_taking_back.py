@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.devices import Inventory, activity
+from gpu_pool.devices import Inventory
 from gpu_pool.embedded import pool
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.revocation import Effect
 from gpu_pool.settings import load_settings
 from gpu_pool.store.leases import LeaseStore
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -45,12 +46,12 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
 
     def open_pool(url: str) -> EmbeddedPool:
         settings = load_settings()
+        settings.tuning = Tuning(cuda_device=CUDA)
         settings.watchdog = "warn"  # such a pool's kernels look at their lease often, as at gpu-pool serve
         return EmbeddedPool(pool.store_path(url), settings, lambda: Inventory((card,), "test"))
 
     course(idle_limit="1h")
     monkeypatch.setattr(pool, "open_embedded", open_pool)
-    monkeypatch.setattr(activity, "_CUDA_DEVICE", CUDA)
     monkeypatch.setattr(supervisor, "_REVOCABLE_EVERY", 0.2)
     monkeypatch.setattr(expiry_policy, "_PAUSE", 0.2)
     monkeypatch.setattr(expiry_policy, "_MAY_WORK", 0.2)  # nobody can say what this card does

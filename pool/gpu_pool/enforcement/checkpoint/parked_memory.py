@@ -20,9 +20,8 @@ from gpu_pool_client import Lease, LeaseState, NotAllowed, PoolUnreachable
 
 #: Moving takes as long as copying takes, and is bounded by whoever does it.
 _MOVE_WITHIN: Final = 3_600.0
-#: How often it is tried to bring a lease back while its GPU has too little memory, and how long between.
+#: How often it is tried to bring a lease back while its GPU has too little memory.
 _TRIES: Final = 3
-_TRY_EVERY: Final = 2.0
 
 
 class Lost(Exception):
@@ -63,7 +62,8 @@ class ParkedMemory:
         if why or process is None:
             raise _kept(why or "nothing runs on it yet")
         try:
-            self._checkpoint.suspend(lease.id, users_of(process, lease.id))
+            users = users_of(process, lease.id, self._settings.tuning.cuda_device)
+            self._checkpoint.suspend(lease.id, users)
         except NotSuspended as error:
             raise _kept(str(error)) from error
         except Broken as broken:
@@ -83,7 +83,7 @@ class ParkedMemory:
             with contextlib.suppress(NotRestored):
                 await self._worker.run(lambda: self._move_back(lease_id), _MOVE_WITHIN)
                 return
-            await asyncio.sleep(_TRY_EVERY)
+            await asyncio.sleep(self._settings.tuning.restored_every)
         raise PoolUnreachable(
             "Something else uses the GPU memory that this kernel needs to go on; its variables are kept.",
             "Ask the administrator what runs on the GPU, and run the cell again.",

@@ -74,15 +74,8 @@ def _left(group: Path) -> int:
 
 #: The first driver that can do it to a PyTorch process, and has it in its library.
 _FIRST_DRIVER: Final = 570
-#: Milliseconds in which a process must finish what it has submitted to its device.
-_LOCK_MS: Final = 5_000
-#: Seconds that the driver may take beside copying, and MiB that it copies at least in each.
-_LIMIT: Final = 30
+#: MiB that the driver copies at least in each second.
 _MIB_PER_SECOND: Final = 250
-#: Seconds to wait until those who had the memory meanwhile have let go of it.
-_FREE_WITHIN: Final = 20
-#: Seconds from the beginning of a suspension within which its lease is parked.
-_PARKED_WITHIN: Final = 120
 #: How often processes are tried to be brought back: once more than the driver may hang.
 _TRIES: Final = 2
 _IN_WORDS: Final = {
@@ -104,6 +97,7 @@ class Checkpoint:
     def __init__(self, folder: Path, settings: PoolSettings) -> None:
         self._records = Records(folder)
         self._settings = settings
+        self._tuning = settings.tuning
 
     def unavailable(self, device: Device, tier: str) -> str:
         """Return why processes on this device, enforced by this tier, cannot be suspended; empty if they may.
@@ -125,7 +119,7 @@ class Checkpoint:
 
     @functools.cached_property
     def _probe(self) -> str:
-        return _in_words(ask("probe", limit=_LIMIT).problem)
+        return _in_words(ask("probe", limit=self._tuning.driver_within).problem)
 
     def suspend(self, lease_id: str, pids: Collection[int]) -> Suspended:
         """Move what these processes of a lease hold on devices to host memory.
@@ -147,18 +141,19 @@ class Checkpoint:
         if known is not None:
             if known.complete and set(pids) <= set(known.living()):
                 return Suspended(known.host_mib)
-            _undo(claim, "an earlier attempt was cut off")
+            self._undo(claim, "an earlier attempt was cut off")
         return self._suspend(claim, pids)
 
     def _suspend(self, claim: SuspensionClaim, pids: Collection[int]) -> Suspended:
-        record = Record(_own(pids), _measured(pids), Process.current(), time.time())
+        record = Record(_own(pids), self._measured(pids), Process.current(), time.time())
         self._reserve(claim, record)
-        arguments = ("--lock-ms", _LOCK_MS, *sorted(pids))
-        limit = _limit(record) + math.ceil(len(pids) * _LOCK_MS / 1000)
+        lock_ms = self._tuning.driver_lock_ms
+        arguments = ("--lock-ms", lock_ms, *sorted(pids))
+        limit = self._limit(record) + math.ceil(len(pids) * lock_ms / 1000)
         answer = ask("suspend", *arguments, limit=limit, keep_open=[claim.file])
         if answer.code != 0:
             why = _in_words(answer.problem)
-            _undo(claim, why)
+            self._undo(claim, why)
             raise NotSuspended(f"Its device memory was not moved: {why}.")
         with self._records.counted():
             claim.write(replace(record, complete=True))
@@ -193,11 +188,11 @@ class Checkpoint:
         """
         if lease_id not in self._records.leases():
             return
-        with self._records.claim(lease_id, _LIMIT) as claim:
+        with self._records.claim(lease_id, self._tuning.driver_within) as claim:
             if claim is None:
                 raise NotRestored("It is being suspended or restored by another process.")
             if claim.record is not None:
-                _bring_back(claim)
+                self._bring_back(claim)
 
     def suspended(self) -> list[str]:
         """Return the ids of the leases that are suspended, or were when something was cut off."""
@@ -223,24 +218,67 @@ class Checkpoint:
                 claim.remove()
             elif state is LeaseState.ENDED:
                 return Broken(living, "its lease has ended")
-            elif state is LeaseState.HELD and not _is_being_parked(claim.record):
-                return _held_again(claim)
+            elif state is LeaseState.HELD and not self._is_being_parked(claim.record):
+                return self._held_again(claim)
         return None
 
+    def _is_being_parked(self, record: Record) -> bool:
+        """Whether somebody has just suspended a lease, and lives to say so to the store."""
+        return (
+            time.time() - record.since < self._tuning.parked_within and record.owner.is_alive() is not False
+        )
 
-def _is_being_parked(record: Record) -> bool:
-    """Whether somebody has just suspended a lease, and lives to say so to the store."""
-    return time.time() - record.since < _PARKED_WITHIN and record.owner.is_alive() is not False
+    def _held_again(self, claim: SuspensionClaim) -> Broken | None:
+        try:
+            self._bring_back(claim)
+        except Broken as broken:
+            return broken
+        except NotRestored as error:
+            get_logger().warning("Lease %s stays suspended: %s", claim.path.name, error)
+        return None
 
+    def _measured(self, pids: Collection[int]) -> Mapping[str, int]:
+        """Return what the processes hold, in MiB by GPU; refuse what cannot be measured."""
+        answer = ask("measure", *sorted(pids), limit=self._tuning.driver_within)
+        used: Mapping[str, int] = next((line["used"] for line in answer.lines if "used" in line), {})
+        if not used:
+            # In a container the driver may name the processes otherwise than we do.
+            why = answer.problem or "NVML sees none of its processes"
+            raise NotSuspended(f"What it holds on its GPU cannot be measured: {why}.")
+        return used
 
-def _held_again(claim: SuspensionClaim) -> Broken | None:
-    try:
-        _bring_back(claim)
-    except Broken as broken:
-        return broken
-    except NotRestored as error:
-        get_logger().warning("Lease %s stays suspended: %s", claim.path.name, error)
-    return None
+    def _undo(self, claim: SuspensionClaim, why: str) -> None:
+        """Bring back what was suspended of a lease. Its slice is still its own, so there is memory for it."""
+        try:
+            self._bring_back(claim)
+        except NotRestored as error:
+            assert claim.record is not None, "there was something to bring back"
+            raise Broken(claim.record.living(), f"{why}; then {error}") from error
+
+    def _bring_back(self, claim: SuspensionClaim) -> None:
+        """Let all processes of a record run again, whatever state they are in, and remove it."""
+        record = claim.record
+        assert record is not None, "called for a record"
+        if any(process.is_alive() is None for process in record.processes):
+            raise NotRestored("It cannot be seen from this container.")
+        free = [f"--free={uuid}={mib}" for uuid, mib in record.devices.items()]
+        answer = DriverAnswer(0, (), "")
+        for _ in range(_TRIES):
+            if not record.living():
+                break
+            arguments = (*free, f"--wait={self._tuning.memory_free_within}", *record.living())
+            limit = self._limit(record) + self._tuning.memory_free_within
+            answer = ask("restore", *arguments, limit=limit, keep_open=[claim.file])
+            if answer.code == NO_FREE_MEMORY:
+                raise NotRestored(f"There is not enough free memory for it on its GPU: {answer.problem}.")
+            if not _stuck(record, answer):
+                break
+        if stuck := _stuck(record, answer):
+            raise Broken(stuck, _in_words(answer.problem) or "the driver does not say why")
+        claim.remove()
+
+    def _limit(self, record: Record) -> int:
+        return self._tuning.driver_within + record.host_mib // _MIB_PER_SECOND
 
 
 def _own(pids: Collection[int]) -> tuple[Process, ...]:
@@ -257,56 +295,9 @@ def _own(pids: Collection[int]) -> tuple[Process, ...]:
     return processes
 
 
-def _measured(pids: Collection[int]) -> Mapping[str, int]:
-    """Return what the processes hold, in MiB by GPU; refuse what cannot be measured."""
-    answer = ask("measure", *sorted(pids), limit=_LIMIT)
-    used: Mapping[str, int] = next((line["used"] for line in answer.lines if "used" in line), {})
-    if not used:
-        # In a container the driver may name the processes otherwise than we do.
-        why = answer.problem or "NVML sees none of its processes"
-        raise NotSuspended(f"What it holds on its GPU cannot be measured: {why}.")
-    return used
-
-
-def _undo(claim: SuspensionClaim, why: str) -> None:
-    """Bring back what was suspended of a lease. Its slice is still its own, so there is memory for it."""
-    try:
-        _bring_back(claim)
-    except NotRestored as error:
-        assert claim.record is not None, "there was something to bring back"
-        raise Broken(claim.record.living(), f"{why}; then {error}") from error
-
-
-def _bring_back(claim: SuspensionClaim) -> None:
-    """Let all processes of a record run again, whatever state they are in, and remove it."""
-    record = claim.record
-    assert record is not None, "called for a record"
-    if any(process.is_alive() is None for process in record.processes):
-        raise NotRestored("It cannot be seen from this container.")
-    free = [f"--free={uuid}={mib}" for uuid, mib in record.devices.items()]
-    answer = DriverAnswer(0, (), "")
-    for _ in range(_TRIES):
-        if not record.living():
-            break
-        arguments = (*free, f"--wait={_FREE_WITHIN}", *record.living())
-        limit = _limit(record) + _FREE_WITHIN
-        answer = ask("restore", *arguments, limit=limit, keep_open=[claim.file])
-        if answer.code == NO_FREE_MEMORY:
-            raise NotRestored(f"There is not enough free memory for it on its GPU: {answer.problem}.")
-        if not _stuck(record, answer):
-            break
-    if stuck := _stuck(record, answer):
-        raise Broken(stuck, _in_words(answer.problem) or "the driver does not say why")
-    claim.remove()
-
-
 def _stuck(record: Record, answer: DriverAnswer) -> list[int]:
     states = answer.states()
     return [pid for pid in record.living() if states.get(pid) != "running"]
-
-
-def _limit(record: Record) -> int:
-    return _LIMIT + record.host_mib // _MIB_PER_SECOND
 
 
 def _in_words(problem: str) -> str:
