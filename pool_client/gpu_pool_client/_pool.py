@@ -1,6 +1,7 @@
 """The contract of a pool, and ``connect``, which finds the pool behind a URL.
 
-Every implementation passes the same suite, ``tests/contract``.
+Each verb of the contract is a row of one table, :data:`OPERATIONS`, see ``_operations``. Every implementation
+passes the same suite, ``tests/contract``, which goes through the whole table.
 """
 
 from __future__ import annotations
@@ -10,24 +11,31 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from gpu_pool_client._background import give_back
-from gpu_pool_client._errors import BadRequest, NotAllowed, PoolUnreachable
+from gpu_pool_client._errors import BadRequest, PoolUnreachable
+from gpu_pool_client._lease_operations import LeaseOperations
+from gpu_pool_client._operations import (
+    ADMINISTRATORS,
+    OWNERS,
+    USERS,
+    Cost,
+    Http,
+    Principal,
+    Sight,
+    operation,
+    operations_of,
+)
 from gpu_pool_client._processes import Process, account_of
 from gpu_pool_client._requests import SliceRequest, parse_request
 from gpu_pool_client._values import (
-    Activity,
     DeviceStatus,
     EndedLease,
     EndReason,
     Holder,
-    KernelCommand,
-    KernelPod,
     Lease,
     LeaseState,
     Outlook,
@@ -55,7 +63,7 @@ def is_yes(value: str) -> bool:
     return value.strip().lower() in ("1", "true", "yes", "on")
 
 
-class Pool(abc.ABC):
+class Pool(LeaseOperations):
     """A pool of devices. All methods may raise ``PoolUnreachable``.
 
     Methods that take a ``lease_id`` raise ``LeaseGone`` when that lease has
@@ -63,9 +71,6 @@ class Pool(abc.ABC):
     A pool is an asynchronous context manager; leaving it closes it and ends
     no lease.
     """
-
-    #: Where it is, in full: other processes reach the same pool by it.
-    url: str
 
     @asynccontextmanager
     async def lease(
@@ -117,7 +122,12 @@ class Pool(abc.ABC):
         finally:
             await self.give_back(acquired.id)
 
-    @abc.abstractmethod
+    @operation(
+        Http("POST", "/leases", holder=("course", "kernel", "batch")),
+        may=USERS,
+        cost=Cost.REQUEST,
+        decision="request {request}",
+    )
     async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
         """Ask for a slice; return at once with a lease that is HELD or WAITING.
 
@@ -149,45 +159,27 @@ class Pool(abc.ABC):
         OverQuota
             The holder already has as much as the rules allow.
         """
+        return await self._perform(Pool.request, request, holder, key)
 
-    @abc.abstractmethod
-    async def get_lease(self, lease_id: str) -> Lease:
-        """Return a lease as it is now, even one that has ended.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-
-        Returns
-        -------
-        Lease
-            Its state, its slices and its terms.
-        """
-
-    @abc.abstractmethod
-    async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
-        """Wait until a lease is HELD, and return it.
-
-        Waiting changes nothing: whoever cancels this call keeps the position in the queue.
+    @operation(
+        None,
+        may=OWNERS,
+        missing=("A pool's service finds leases by their ids alone.", "Repeat the request to learn its id."),
+    )
+    async def find(self, key: str) -> Lease | None:
+        """Return the lease of a request's key, ended ones included.
 
         Parameters
         ----------
-        lease_id
-            The lease's id.
-        timeout
-            Seconds to wait at most; by default for as long as it takes.
+        key
+            See :meth:`request`.
 
         Returns
         -------
-        Lease
-            The lease, held.
-
-        Raises
-        ------
-        TimedOut
-            It was not granted within ``timeout``. It keeps its position in the queue.
+        Lease or None
+            The lease as it was last written down; None if there was no such request.
         """
+        return await self._perform(Pool.find, key)
 
     async def acquire(
         self, request: SliceRequest, holder: Holder, key: str, timeout: float | None = None
@@ -230,42 +222,11 @@ class Pool(abc.ABC):
         """Withdraw a request, as :meth:`acquire` does. A pool that may be busy makes sure that it happens."""
         await self.give_back(lease_id, EndReason.WITHDRAWN)
 
-    @abc.abstractmethod
-    def watch(self, lease_id: str) -> AsyncIterator[Lease]:
-        """Follow a lease: yield it now, and after every change of its state or position, until it has ended.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-
-        Yields
-        ------
-        Lease
-            The lease after each change; the last one is ENDED, and its ``end_reason`` says why.
-        """
-
-    @abc.abstractmethod
-    async def explain(self, lease_id: str) -> Outlook:
-        """Say why a lease waits, and how long that may take.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-
-        Returns
-        -------
-        Outlook
-            Its position, the reason, and the expected wait in seconds where one can be guessed.
-
-        Raises
-        ------
-        BadRequest
-            The lease does not wait.
-        """
-
-    @abc.abstractmethod
+    @operation(
+        Http("GET", "/forecast", holder=("course", "anybody", "batch")),
+        may=(*USERS, Principal.SERVICE),
+        cost=Cost.QUESTION,
+    )
     async def forecast(self, request: SliceRequest, holder: Holder) -> Outlook | None:
         """Say what a request would meet if it were made now. Nothing is asked for.
 
@@ -287,241 +248,15 @@ class Pool(abc.ABC):
         BadRequest, NeverFits, NotAllowed, OverQuota
             As :meth:`request`.
         """
+        return await self._perform(Pool.forecast, request, holder)
 
-    @abc.abstractmethod
-    async def attach(
-        self,
-        lease_id: str,
-        process: Process,
-        *,
-        ready_within: float | None = None,
-        grace: float = 0.0,
-    ) -> Lease:
-        """Tie a lease to a process, whose death then ends the lease. Also allowed while the lease waits.
-
-        A later call replaces the process.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-        process
-            The process that the lease lives and dies with.
-        ready_within
-            Seconds within which :meth:`renew` must be called, or the lease ends; by default no such limit.
-        grace
-            Seconds for which the death of ``process`` is forgiven while the holder's own process lives,
-            so that it can be restarted.
-
-        Returns
-        -------
-        Lease
-            The lease with its process.
-        """
-
-    @abc.abstractmethod
-    async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
-        """Say that all is well: lift a lease's deadline, or set it anew.
-
-        While nothing is attached to a held lease, its deadline can only come sooner.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-        ttl
-            Seconds from now until the next deadline; by default there is none.
-
-        Returns
-        -------
-        Lease
-            The lease as it is now.
-        """
-
-    @abc.abstractmethod
-    async def activity(self, lease_id: str) -> Activity:
-        """Say what a lease's process does with its devices, as the driver sees it.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-
-        Returns
-        -------
-        Activity
-            Memory in MiB, whether CUDA was initialised and whether the device works; None for what is
-            not known.
-        """
-
-    @abc.abstractmethod
-    async def resize(self, lease_id: str, request: SliceRequest, *, ahead: bool = False) -> Lease:
-        """Change the size of a lease, which keeps its id, its key and its holder.
-
-        A held lease gets other slices at once, on its own devices if possible; its holder must give
-        its process the new :attr:`Lease.environment`. A waiting one keeps its position only if it asks
-        for no more than before. A parked one asks for the new size when it resumes.
-
-        Whoever is about to end the process for another size asks for it ``ahead``, so that nobody else
-        can have it meanwhile: see there.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-        request
-            The size it has from now on.
-        ahead
-            Only take what a held lease needs for the size on top of what it has. Its request and its
-            process's part stay as they are, also where the process has initialised CUDA. Once that has
-            ended, the same size can be had for certain, without ``ahead``. To ask ahead for the
-            size that it has gives back what was taken.
-
-        Returns
-        -------
-        Lease
-            The lease with its new size.
-
-        Raises
-        ------
-        BadRequest, NeverFits, OverQuota
-            As :meth:`request`, also where the lease's process is in the way as well.
-        TimedOut
-            A held lease cannot have the size now, because it is not free or because others wait for it.
-            Nothing has changed.
-        NotAllowed
-            As :meth:`request`; or the lease's process has initialised CUDA, or may have; or somebody else
-            than the process that asked for the lease calls this.
-        """
-
-    @abc.abstractmethod
-    async def park(self, lease_id: str) -> Lease:
-        """Lend the slices of a held lease to others, and keep the lease.
-
-        One that waits in the queue to resume leaves the queue and is parked again.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-
-        Returns
-        -------
-        Lease
-            The lease, parked.
-
-        Raises
-        ------
-        NotAllowed
-            Its process has initialised CUDA, and what it keeps on the device would be in the next
-            holder's way; or its process has ended, or is not ready yet; or somebody else than the process
-            that asked for the lease calls this, which cannot keep its process from working meanwhile.
-        """
-
-    @abc.abstractmethod
-    async def resume(self, lease_id: str) -> Lease:
-        """Ask again for the slices of a parked lease, on the same devices as before. It may have to wait.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-
-        Returns
-        -------
-        Lease
-            The lease, held or in the queue.
-        """
-
-    @abc.abstractmethod
-    async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
-        """End a lease. Repeating it, or naming a lease that is gone, does nothing.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-        reason
-            Why it ends; the history keeps it.
-        """
-
-    async def give_back(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
-        """Release a lease; where the pool cannot hear of it now, as soon as it can.
-
-        Returns after a few seconds at most, and goes on for as long as this process lives, also where this
-        call is cancelled. What fails is logged.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-        reason
-            As for :meth:`release`.
-        """
-        release = partial(self.release, lease_id, reason)
-        await give_back((self.url, lease_id), f"GPU lease {lease_id}", release)
-
-    async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
-        """Start the kernel of a held lease in a pod, in place of one that was started before.
-
-        For leases whose ``terms.in_pod`` says so. Returns at once; see :meth:`pod`. The pod ends with its
-        lease. Its own end leaves the lease as it is, so that the kernel can be launched again, unless the
-        cluster took it away.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-        kernel
-            What to run in the pod.
-
-        Returns
-        -------
-        KernelPod
-            The pod, which is about to start.
-
-        Raises
-        ------
-        BadRequest
-            The lease is not held, or no pod can be made of ``kernel``.
-        NotAllowed
-            The course or the cluster forbids it, or this pool starts no kernels.
-        """
-        raise _no_pods(lease_id, kernel.argv)
-
-    async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
-        """Return the state of a lease's pod once it differs from the one seen, or after some seconds.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-        seen
-            The ``version`` that the caller has seen; empty for none.
-
-        Returns
-        -------
-        KernelPod
-            The pod as it is now.
-
-        Raises
-        ------
-        BadRequest
-            No pod was launched for this lease.
-        """
-        raise _no_pods(lease_id, seen)
-
-    async def end_pod(self, lease_id: str) -> None:
-        """End a lease's pod, and keep the lease. Repeating it does nothing.
-
-        Parameters
-        ----------
-        lease_id
-            The lease's id.
-        """
-        raise _no_pods(lease_id)
-
-    @abc.abstractmethod
+    @operation(
+        Http("POST", "/devices/{device}/drain", required=("drained",)),
+        may=ADMINISTRATORS,
+        cost=Cost.DECISION,
+        decision="{drained}drain {device}",
+        refusal=("Only an administrator can drain a GPU.", "Ask the administrator."),
+    )
     async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
         """Grant nothing more on a device, so that it is free once its leases have ended; or grant again.
 
@@ -542,8 +277,14 @@ class Pool(abc.ABC):
         BadRequest
             There is no such device.
         """
+        return await self._perform(Pool.drain, device, drained=drained)
 
-    @abc.abstractmethod
+    @operation(
+        Http("GET", "/history"),
+        may=USERS,
+        cost=Cost.ONE_AT_A_TIME,
+        sees={Principal.USER: Sight.OWN},
+    )
     async def history(self, since: float = 0.0) -> list[EndedLease]:
         """Return the leases that have ended, the first to end first.
 
@@ -559,8 +300,14 @@ class Pool(abc.ABC):
         list[EndedLease]
             What became of each.
         """
+        return await self._perform(Pool.history, since)
 
-    @abc.abstractmethod
+    @operation(
+        Http("GET", "/status"),
+        may=(*USERS, Principal.SERVICE),
+        cost=Cost.QUESTION,
+        sees={Principal.USER: Sight.OWN, Principal.SERVICE: Sight.NO_LEASES},
+    )
     async def status(self) -> PoolStatus:
         """Return devices, leases and queue as one consistent snapshot.
 
@@ -569,7 +316,9 @@ class Pool(abc.ABC):
         PoolStatus
             The snapshot.
         """
+        return await self._perform(Pool.status)
 
+    @operation(Http("GET", "/positions"), may=USERS, sees=dict.fromkeys(USERS, Sight.OWN))
     async def positions(self) -> Mapping[str, int]:
         """Return the positions in the queue of one's own leases.
 
@@ -583,6 +332,7 @@ class Pool(abc.ABC):
         """
         return {lease.id: lease.position for lease in (await self.status()).queue if lease.position}
 
+    @operation(Http("GET", "/offers", holder=("course",)), may=USERS, cost=Cost.QUESTION)
     async def offers(self, holder: Holder) -> tuple[SliceRequest, ...] | None:
         """Return the slices that the holder's course offers now.
 
@@ -601,8 +351,7 @@ class Pool(abc.ABC):
         NotAllowed
             The holder is not in the course.
         """
-        del holder
-        return None
+        return await self._perform(Pool.offers, holder)
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -620,8 +369,8 @@ class Pool(abc.ABC):
         await self.close()
 
 
-def _no_pods(*_: object) -> NotAllowed:
-    return NotAllowed("This pool starts no kernels.", "Start the kernel where its slice is.")
+#: The table: every operation of the contract.
+OPERATIONS: Final = operations_of(Pool)
 
 
 def connect(url: str | None = None) -> Pool:

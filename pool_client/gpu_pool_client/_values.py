@@ -354,6 +354,19 @@ class Holder:
     batch: bool = False
 
 
+class Effect(Enum):
+    """What taking a lease's slices back does to whatever uses them."""
+
+    LEAVES_QUEUE = "leaves-queue"
+    """It waits for its first slice: nothing runs, and its position is lost."""
+    KEEPS_KERNEL = "keeps-kernel"
+    """Its kernel has not used CUDA: it lives on, and its next cell waits for a slice again."""
+    ENDS_KERNEL = "ends-kernel"
+    """Its kernel is ended, and its variables are lost."""
+    FREES_SLICE = "frees-slice"
+    """A command or a shell has it, which no kernel manager looks after."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """How a kernel in a pod has ended by itself, with another status than 0."""

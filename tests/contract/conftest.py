@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from gpu_pool.caller import Caller, Peer
 from gpu_pool.devices.simulated import parse_devices
-from gpu_pool_client import Device, Pool, connect
+from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.service.heartbeats import Heartbeats
+from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool_client import Device, Pool, Process, connect
 from support.clusters import hami
 from support.fake_kubernetes import fake_kubernetes
 from support.hub import ADMIN, Hub, hub, serving_hub
@@ -31,11 +39,17 @@ _OF_PROCESSES_SEEN = {
 }
 
 
-@pytest.fixture(params=["embedded", "unix", "http", "kubernetes"])
+@pytest.fixture(params=["embedded", "caller", "unix", "http", "kubernetes"])
 def backend(request: pytest.FixtureRequest) -> str:
     """What is behind the pool."""
     found: str = request.param
     return found
+
+
+@pytest.fixture
+def is_remote(backend: str) -> bool:
+    """Whether the pool is a service's, which leaves some operations to its web pages."""
+    return backend not in ("embedded", "caller")
 
 
 @pytest.fixture
@@ -60,6 +74,9 @@ async def pool(
     async with AsyncExitStack() as stack:
         if backend == "embedded":
             opened: Pool = embedded(tmp_path / "store.db", device, courses={"cs101": {}})
+        elif backend == "caller":
+            inner = embedded(tmp_path / "store.db", device, courses={"cs101": {}})
+            opened = await _for_caller(stack, await stack.enter_async_context(inner))
         elif backend == "kubernetes":
             opened = connect(await _cluster(request, stack, tmp_path))
         elif backend == "http":
@@ -73,6 +90,19 @@ async def pool(
             service = await stack.enter_async_context(serving(children, tmp_path / "service", _SETTINGS))
             opened = connect(service.url)
         yield await stack.enter_async_context(opened)
+
+
+async def _for_caller(stack: AsyncExitStack, pool: EmbeddedPool) -> Pool:
+    """Return a pool as an administrator sees it who has connected to its socket."""
+    log = logging.getLogger(__name__)
+    heartbeats = Heartbeats(60.0, log)
+    changes = LeaseChanges(pool, log, heartbeats)
+    looking = asyncio.create_task(changes.run())
+    stack.callback(looking.cancel)
+    mine = Process.current()
+    peer = Peer(os.geteuid(), mine, contained=False)
+    caller = Caller("ada", True, "ada", mine, peer, groups=frozenset())
+    return ServedPool(pool, changes, heartbeats, log).for_caller(caller)
 
 
 async def _cluster(request: pytest.FixtureRequest, stack: AsyncExitStack, folder: Path) -> str:

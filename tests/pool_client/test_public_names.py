@@ -13,6 +13,7 @@ PUBLIC = [
     "BadRequest",
     "Device",
     "DeviceStatus",
+    "Effect",
     "EndReason",
     "EndedLease",
     "Enforcement",

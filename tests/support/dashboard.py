@@ -23,7 +23,6 @@ import gpu_pool.service.dashboard
 from gpu_pool.caller import Caller
 from gpu_pool.courses import Courses, parse_course, shared_folder
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.browsers import Shared
 from gpu_pool.service.class_simulations import SimulationLimits
 from gpu_pool.service.connections import ConnectionLimits
@@ -35,6 +34,7 @@ from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.http_server import LimitedServer
 from gpu_pool.service.hub import HubIdentity
 from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.site import ROUTES, Address
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process, parse_request
@@ -141,14 +141,14 @@ async def showing(
     async with embedded(folder / "store.db", *map(device, range(devices)), **settings) as pool:
         heartbeats = Heartbeats(60.0, _LOG)
         changes = LeaseChanges(pool, _LOG, heartbeats)
-        authorized = AuthorizedPool(pool, changes, heartbeats, _LOG, 100)
+        served = ServedPool(pool, changes, heartbeats, _LOG)
         looking = asyncio.create_task(changes.run())
-        decisions = authorized.decisions
+        decisions = served.decisions
         editor = CourseEditor(pool, courses, rules.rules, decisions, limits) if courses else None
         streams = EventStreams(pool, changes, _LOG, StreamLimits())
         dashboard = Dashboard(streams, look, rules.sharing, editor)
         server = LimitedServer(
-            _application(authorized, changes, dashboard, identity), _LOG, ConnectionLimits(1000)
+            _application(served, changes, dashboard, identity), _LOG, ConnectionLimits(1000)
         )
         (socket,) = bind_sockets(0, "127.0.0.1")
         server.add_socket(socket)
@@ -168,7 +168,7 @@ async def showing(
 
 
 def _application(
-    authorized: AuthorizedPool, changes: LeaseChanges, dashboard: Dashboard, identity: HubIdentity | None
+    served: ServedPool, changes: LeaseChanges, dashboard: Dashboard, identity: HubIdentity | None
 ) -> Application:
     hub = HubOAuth(
         base_url=PREFIX,
@@ -177,7 +177,7 @@ def _application(
         oauth_client_id="service-gpu-pool",
     )
     asked: Any = identity
-    shared = Shared(authorized, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
+    shared = Shared(served, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
     pages = [
         (Address(PREFIX, path, page), type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
         for path, page in ROUTES

@@ -21,7 +21,7 @@ from gpu_pool.audit import AuditLog, acting, refusals, this_process
 from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
 from gpu_pool.embedded.base import OpenedPool
 from gpu_pool.enforcement.tiers import with_own_caps
-from gpu_pool.policy.revocation import Effect, effect_of
+from gpu_pool.policy.revocation import effect_of
 from gpu_pool.settings import load_settings
 from gpu_pool.store import files
 from gpu_pool.store.errors import NoSpace
@@ -32,6 +32,7 @@ from gpu_pool_client import (
     Activity,
     BadRequest,
     DeviceStatus,
+    Effect,
     EndReason,
     Holder,
     Lease,
@@ -359,7 +360,9 @@ class EmbeddedPool(OpenedPool):
         is_kernel = await self._store.run(LeaseStore.has_manager, lease_id)
         return effect_of(lease, await self._activity(lease), is_kernel=is_kernel)
 
-    async def withdraw(self, lease_id: str, message: str, reason: EndReason) -> Lease:
+    async def withdraw(
+        self, lease_id: str, message: str = "", reason: EndReason = EndReason.RELEASED
+    ) -> Lease:
         """Take a lease's slices from its kernel, which lives on: the lease is parked.
 
         ``reason`` says by whom: RELEASED by its user, REVOKED by an administrator, who says why in
@@ -374,7 +377,9 @@ class EmbeddedPool(OpenedPool):
                 )
             return await self._store.run(LeaseStore.ask_back, lease_id, message, reason, now=True)
 
-    async def ask_back(self, lease_id: str, message: str, reason: EndReason) -> Lease:
+    async def ask_back(
+        self, lease_id: str, message: str = "", reason: EndReason = EndReason.RELEASED
+    ) -> Lease:
         """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
         with self._asked(lease=lease_id):
             if not await self._store.run(LeaseStore.has_manager, lease_id):

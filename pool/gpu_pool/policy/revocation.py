@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-
-from gpu_pool_client import Activity, Lease, LeaseState
-
-
-class Effect(enum.Enum):
-    """What taking a lease's slices back does to whatever uses them."""
-
-    LEAVES_QUEUE = "leaves-queue"
-    """It waits for its first slice: nothing runs, and its position is lost."""
-    KEEPS_KERNEL = "keeps-kernel"
-    """Its kernel has not used CUDA: it lives on, and its next cell waits for a slice again."""
-    ENDS_KERNEL = "ends-kernel"
-    """Its kernel is ended, and its variables are lost."""
-    FREES_SLICE = "frees-slice"
-    """A command or a shell has it, which no kernel manager looks after."""
+from gpu_pool_client import Activity, Effect, Lease, LeaseState
 
 
 def effect_of(lease: Lease, activity: Activity, *, is_kernel: bool) -> Effect:

@@ -1,4 +1,4 @@
-"""The service's API: its routes, their description (OpenAPI), and the application made of both."""
+"""The service's API: its routes and their description (OpenAPI), both from the table of operations."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 from tornado.web import Application
 
 from gpu_pool.courses import CourseFolder, Courses
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service import event_streams, handlers
-from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Identify
 from gpu_pool.service.connections import Network
 from gpu_pool.service.event_streams import EventStreams
 from gpu_pool.service.handler import Handler, InFlightRequests
-from gpu_pool.service.handlers import NothingHandler
+from gpu_pool.service.handlers import NothingHandler, OperationHandler
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics, MetricsHandler
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason, NotAllowed
+from gpu_pool_client._operations import Operation
+from gpu_pool_client._pool import OPERATIONS
 from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.forms import WireField, form_of
 from gpu_pool_client._remote.problems import PROBLEM_TYPE, ProblemDocument
-
-Method = Literal["get", "post", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """What one method of an address takes and answers."""
+class Exchange:
+    """What is said at an address by one method, and what is answered."""
 
+    #: What it does, in one line.
+    summary: str
     answer: TypeAdapter[Any]
     body: type[bodies.Body] | None = None
     #: The parameters of the query, each with its JSON Schema. None of them is required.
@@ -55,7 +58,8 @@ class Route:
 
     path: str
     handler: type[Handler]
-    operations: Mapping[Method, Operation]
+    #: By the method of HTTP.
+    exchanges: Mapping[str, Exchange]
     #: Whether anybody may ask.
     is_public: bool = False
 
@@ -65,123 +69,100 @@ class Route:
         return re.sub(r"{\w+}", "([^/]{0,400})", self.path)
 
 
-_LEASE: Final = "/leases/{lease}"
+_TEXT: Final = {"type": "string"}
+_FLAG: Final = {"enum": ["0", "1"], "default": "0"}
 _SECONDS: Final = {"type": "number", "minimum": 0, "maximum": bodies.LONGEST_POLL, "default": 0}
+#: What handlers are called in the metrics whose address ends otherwise.
+_CALLED: Final = {"{lease}": "lease", "outlook": "explanation"}
+
+
+def routes_of(table: Iterable[Operation]) -> list[Route]:
+    """Return an address for each path in a table of operations."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for row in table:
+        if row.http is not None:
+            by_path.setdefault(row.http.path, {})[row.http.method] = row
+    return [
+        Route(path, _handler_of(path, rows), {method: _exchange_of(row) for method, row in rows.items()})
+        for path, rows in by_path.items()
+    ]
+
+
+def _handler_of(path: str, rows: Mapping[str, Operation]) -> type[OperationHandler]:
+    last = path.rpartition("/")[2]
+    name = _CALLED.get(last, last)
+    return type(f"{name.title()}Handler", (OperationHandler,), {"operations": rows})
+
+
+def _exchange_of(row: Operation) -> Exchange:
+    form = form_of(row)
+    fields = form.fields if form.body is None else ()
+    query = {each.name: _schema_of(each) for each in fields}
+    empty: dict[int, str] = {}
+    if row.poll is not None:
+        query |= {"seconds": _SECONDS, row.poll.says: _FLAG if row.poll.says == "last" else _TEXT}
+        empty = {row.poll.unchanged: row.poll.meaning} if row.poll.unchanged is not None else {}
+    return Exchange(row.summary, form.answer, form.body, query, empty=empty)
+
+
+def _schema_of(field: WireField) -> Mapping[str, Any]:
+    """Return the JSON Schema of a value in a query."""
+    if isinstance(field.default, bool):
+        return _FLAG
+    if isinstance(field.default, float):
+        return {"type": "number", "default": field.default}
+    if isinstance(field.default, EndReason):
+        return {"enum": [each.value for each in EndReason], "default": field.default.value}
+    return _TEXT
+
+
 _NOTHING: Final = TypeAdapter(dict[str, str])
-_EVENTS: Final = Operation(
+_EVENTS: Final = Exchange(
+    "Send the devices, and the leases and the queue that the caller may see, whenever they change",
     TypeAdapter(event_streams.Event),
     headers={"Last-Event-ID": {"type": "string"}},
     media_type=event_streams.MEDIA_TYPE,
 )
 
-
-def _change(what: str, handler: type[Handler], body: type[bodies.Body] | None = None) -> Route:
-    return Route(f"{_LEASE}/{what}", handler, {"post": Operation(bodies.LEASE, body)})
-
-
 ROUTES: Final = (
-    Route("/health", handlers.HealthHandler, {"get": Operation(_NOTHING)}, is_public=True),
+    Route(
+        "/health",
+        handlers.HealthHandler,
+        {"GET": Exchange("Say whether the pool works: its store can be read and written", _NOTHING)},
+        is_public=True,
+    ),
     Route(
         "/openapi.json",
         handlers.DescriptionHandler,
-        {"get": Operation(TypeAdapter(dict[str, Any]))},
+        {"GET": Exchange("Return this description (OpenAPI 3.1)", TypeAdapter(dict[str, Any]))},
         is_public=True,
     ),
-    Route("/events", event_streams.PoolEvents, {"get": _EVENTS}),
-    Route("/status", handlers.StatusHandler, {"get": Operation(bodies.STATUS)}),
-    Route("/positions", handlers.PositionsHandler, {"get": Operation(bodies.POSITIONS)}),
-    Route(
-        "/history",
-        handlers.HistoryHandler,
-        {"get": Operation(bodies.HISTORY, query={"since": {"type": "number", "default": 0}})},
-    ),
-    Route(
-        "/forecast",
-        handlers.ForecastHandler,
-        {
-            "get": Operation(
-                bodies.FORECAST,
-                query={
-                    "request": {"type": "string"},
-                    "course": {"type": "string"},
-                    "anybody": {"enum": ["0", "1"], "default": "0"},
-                    "batch": {"enum": ["0", "1"], "default": "0"},
-                },
-            )
-        },
-    ),
-    Route(
-        "/offers",
-        handlers.OffersHandler,
-        {"get": Operation(bodies.OFFERS, query={"course": {"type": "string"}})},
-    ),
-    Route("/leases", handlers.LeasesHandler, {"post": Operation(bodies.LEASE, bodies.RequestBody)}),
     Route(
         "/heartbeat",
         handlers.HeartbeatHandler,
-        {"post": Operation(TypeAdapter(bodies.HeartbeatAnswer), bodies.HeartbeatBody)},
-    ),
-    Route(
-        _LEASE,
-        handlers.LeaseHandler,
         {
-            "get": Operation(bodies.LEASE),
-            "delete": Operation(
-                _NOTHING,
-                query={"reason": {"enum": [each.value for each in EndReason], "default": "released"}},
-            ),
-        },
-    ),
-    Route(
-        f"{_LEASE}/wait",
-        handlers.WaitHandler,
-        {
-            "get": Operation(
-                bodies.LEASE,
-                query={"seconds": _SECONDS, "last": {"enum": ["0", "1"], "default": "0"}},
-                empty={204: "It is still waiting."},
+            "POST": Exchange(
+                "Renew leases, and say which need no renewing",
+                TypeAdapter(bodies.HeartbeatAnswer),
+                bodies.HeartbeatBody,
             )
         },
     ),
+    Route("/events", event_streams.PoolEvents, {"GET": _EVENTS}),
     Route(
-        f"{_LEASE}/watch",
-        handlers.WatchHandler,
-        {
-            "get": Operation(
-                bodies.LEASE,
-                query={"seconds": _SECONDS, "seen": {"type": "string"}},
-                empty={304: "It has not changed."},
-            )
-        },
-    ),
-    Route(
-        f"{_LEASE}/events",
+        "/leases/{lease}/events",
         event_streams.LeaseEvents,
-        {"get": replace(_EVENTS, empty={204: "It has ended, and the client knows: it need not reconnect."})},
-    ),
-    Route(f"{_LEASE}/outlook", handlers.ExplanationHandler, {"get": Operation(bodies.OUTLOOK)}),
-    Route(f"{_LEASE}/activity", handlers.ActivityHandler, {"get": Operation(bodies.ACTIVITY)}),
-    Route(
-        f"{_LEASE}/pod",
-        handlers.PodHandler,
         {
-            "post": Operation(bodies.POD, bodies.LaunchBody),
-            "get": Operation(bodies.POD, query={"seconds": _SECONDS, "seen": {"type": "string"}}),
-            "delete": Operation(_NOTHING),
+            "GET": replace(
+                _EVENTS,
+                summary="Send the lease, and why it waits, whenever that changes; 204 if its end was seen",
+                empty={204: "It has ended, and the client knows: it need not reconnect."},
+            )
         },
     ),
-    _change("attach", handlers.AttachHandler, bodies.AttachBody),
-    _change("renew", handlers.RenewHandler, bodies.RenewBody),
-    _change("resize", handlers.ResizeHandler, bodies.ResizeBody),
-    _change("park", handlers.ParkHandler),
-    _change("resume", handlers.ResumeHandler),
-    Route(
-        "/devices/{device}/drain", handlers.DrainHandler, {"post": Operation(bodies.DEVICE, bodies.DrainBody)}
-    ),
+    *routes_of(OPERATIONS),
 )
 
-
-_TEXT: Final = {"type": "string"}
 _PROBLEM: Final = TypeAdapter(ProblemDocument)
 
 
@@ -208,7 +189,7 @@ _Schemas = Mapping[int, dict[str, Any]]
 
 def _schemas(routes: Iterable[Route]) -> tuple[_Schemas, dict[str, Any]]:
     """Return the schema of every type of the routes, by its ``id``, and what those refer to."""
-    operations = [each for route in routes for each in route.operations.values()]
+    operations = [each for route in routes for each in route.exchanges.values()]
     # Answers are described as clients read them: so leases have their requests as text.
     modes: JsonSchemaMode = "validation"
     adapters: dict[int, TypeAdapter[Any]] = {id(each.answer): each.answer for each in operations}
@@ -226,16 +207,15 @@ def _path(route: Route, schemas: _Schemas) -> dict[str, Any]:
     parameters = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
     return {
         "parameters": parameters,
-        **{method: _operation(route, method, each, schemas) for method, each in route.operations.items()},
+        **{method.lower(): _operation(route, each, schemas) for method, each in route.exchanges.items()},
     }
 
 
-def _operation(route: Route, method: str, operation: Operation, schemas: _Schemas) -> dict[str, Any]:
-    said = getattr(route.handler, method).__doc__.splitlines()[0]
+def _operation(route: Route, operation: Exchange, schemas: _Schemas) -> dict[str, Any]:
     empty = {str(status): {"description": meaning} for status, meaning in operation.empty.items()}
     problem = {"description": "An error", "content": _content(schemas[id(_PROBLEM)], PROBLEM_TYPE)}
     described: dict[str, Any] = {
-        "summary": said.rstrip("."),
+        "summary": operation.summary,
         "parameters": [
             {"name": name, "in": place, "schema": schema}
             for place, schemas_of in (("query", operation.query), ("header", operation.headers))
@@ -265,8 +245,8 @@ def _content(schema: Mapping[str, Any], kind: str = "application/json") -> dict[
 class ApiOptions:
     """What all applications of one service share."""
 
-    pool: ServedPool
-    authorized_pool: AuthorizedPool
+    pool: EmbeddedPool
+    served: ServedPool
     changes: LeaseChanges
     in_flight: InFlightRequests
     log: logging.Logger
@@ -297,7 +277,7 @@ def api(
 ) -> Application:
     """Return the application with the API below ``prefix``, and with ``more`` routes."""
     shared = {
-        "pool": options.authorized_pool,
+        "served": options.served,
         "identify": identify,
         "in_flight": options.in_flight,
         "log": options.log,

@@ -25,10 +25,10 @@ from gpu_pool.courses import CourseFolder, Courses, shared_folder
 from gpu_pool.embedded.pool import EmbeddedPool, store_path
 from gpu_pool.extras import needs_extra
 from gpu_pool.service.api import ApiOptions, api
-from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.connections import ConnectionLimits, read_networks
 from gpu_pool.service.course_log import CourseLog
+from gpu_pool.service.decisions import CallLimits
 from gpu_pool.service.event_streams import EventStreams, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.health import check_processes_are_seen
@@ -130,7 +130,7 @@ class ServeApp(ServeSettings, Program):
             await stack.enter_async_context(pool)
             await self._answer(pool, listening, stop)
 
-    async def _open_pool(self) -> ServedPool:
+    async def _open_pool(self) -> EmbeddedPool:
         store = store_path(f"embedded:{self.store}")
         self._is_new = not store.exists()
         if not self.kubernetes:
@@ -154,7 +154,7 @@ class ServeApp(ServeSettings, Program):
         except BadRequest as error:
             self.log.warning("%s", error)
 
-    async def _answer(self, pool: ServedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
+    async def _answer(self, pool: EmbeddedPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
         heartbeats = Heartbeats(self.ttl, self.log)
         status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
@@ -193,7 +193,7 @@ class ServeApp(ServeSettings, Program):
         for task in running:
             task.cancel()
 
-    async def _forget_old(self, pool: ServedPool) -> None:
+    async def _forget_old(self, pool: EmbeddedPool) -> None:
         """Keep less of what ended long ago, for as long as the service runs."""
         while True:
             try:
@@ -209,12 +209,14 @@ class ServeApp(ServeSettings, Program):
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(options.in_flight.none(), _STOP_WITHIN)
 
-    def _options(self, pool: ServedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
+    def _options(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
         streams = EventStreams(pool, changes, self.log, self._limits())
         return ApiOptions(
             pool=pool,
-            authorized_pool=self._authorized_pool(pool, changes, heartbeats),
+            served=ServedPool(
+                pool, changes, heartbeats, self.log, self._call_limits(), other_courses=self.other_courses
+            ),
             changes=changes,
             streams=streams,
             in_flight=InFlightRequests(),
@@ -261,14 +263,8 @@ class ServeApp(ServeSettings, Program):
             self.max_clients if self._place is not None else 0,
         )
 
-    def _authorized_pool(
-        self, pool: ServedPool, changes: LeaseChanges, heartbeats: Heartbeats
-    ) -> AuthorizedPool:
-        return AuthorizedPool(
-            pool,
-            changes,
-            heartbeats,
-            self.log,
+    def _call_limits(self) -> CallLimits:
+        return CallLimits(
             self.max_waits,
             RatePerMinute(self.max_decisions),
             RatePerMinute(
@@ -279,7 +275,6 @@ class ServeApp(ServeSettings, Program):
                 self.max_requests,
                 message="You have asked the pool for {most} leases within a minute, which is the limit.",
             ),
-            other_courses=self.other_courses,
         )
 
     def _open_socket(self, options: ApiOptions, listening: ServiceSocket) -> LimitedServer:
@@ -316,7 +311,7 @@ def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], 
     return folder, folder.look
 
 
-def _metrics(pool: ServedPool, courses: Callable[[], Collection[str]]) -> Metrics | NotAllowed:
+def _metrics(pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> Metrics | NotAllowed:
     try:
         return Metrics(pool, courses)
     except NotAllowed as error:  # the library comes with a JupyterHub, and most who serve a socket need none

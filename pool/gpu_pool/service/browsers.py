@@ -11,7 +11,6 @@ from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler, HubOAuth
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 from gpu_pool.caller import Caller
-from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.connections import admit, client_of
 from gpu_pool.service.handler import (
     InFlightRequests,
@@ -22,6 +21,7 @@ from gpu_pool.service.handler import (
 )
 from gpu_pool.service.hub import HubIdentity, HubPlace, UnknownToken
 from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.served_pool import PoolForCaller, ServedPool
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client._remote.problems import ProblemDocument, problem_of
 
@@ -36,7 +36,7 @@ _NO_LOGIN_REMEDY: Final = (
 class Shared:
     """What all pages are given."""
 
-    pool: AuthorizedPool
+    served: ServedPool
     changes: LeaseChanges
     identity: HubIdentity
     in_flight: InFlightRequests
@@ -129,13 +129,14 @@ class BrowserPage(_Quiet):
     """
 
     caller: Caller
+    #: The pool, as whoever looks sees it.
+    pool: PoolForCaller
     #: Bytes that may be sent to the page; 0 for as many as to any other address.
     most_body: ClassVar[int] = 0
 
     def initialize(self, shared: Shared) -> None:
         """Take what all pages are given. Called by tornado."""
         super().initialize(shared)
-        self.pool = shared.pool
         self.changes = shared.changes
         self.prefix = shared.prefix
 
@@ -149,6 +150,7 @@ class BrowserPage(_Quiet):
             self.caller = await self.known()
             admit(self.request, self.caller)
             act_for(self, self.caller)
+            self.pool = self.shared.served.for_caller(self.caller)
         except UnknownToken:
             # What a script asks for cannot be answered by the Hub's page.
             mode = self.request.headers.get("Sec-Fetch-Mode", "navigate")
@@ -170,7 +172,7 @@ class BrowserPage(_Quiet):
         """Show the error. Called by tornado."""
         error = kwargs["exc_info"][1] if "exc_info" in kwargs else None
         set_request_id(self)
-        audit_refusal(self, error, self.pool.audit)
+        audit_refusal(self, error, self.shared.served.audit)
         set_retry_and_close(self, error)
         if isinstance(error, GpuPoolError):
             problem = problem_of(error)

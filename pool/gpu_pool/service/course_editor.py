@@ -30,11 +30,11 @@ from gpu_pool.courses.arithmetic import Rush, RushGivenUp, SliceFigures, rush, s
 from gpu_pool.courses.editing import difference, digest, how_much, reserved_changes
 from gpu_pool.courses.folder import described_twice, put_in_place, take_back, why_fixed, write_beside
 from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
-from gpu_pool.service.authorized_pool import DecisionLog
 from gpu_pool.service.class_simulations import ClassSimulations, SimulationLimits
-from gpu_pool.service.served_pool import ServedPool
+from gpu_pool.service.decisions import DecisionLog
 from gpu_pool.user_names import is_named
 from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed
 
@@ -104,7 +104,7 @@ class CourseEditor:
 
     def __init__(
         self,
-        pool: ServedPool,
+        pool: EmbeddedPool,
         folder: CourseFolder,
         rules: Rules,
         decisions: DecisionLog,

@@ -23,11 +23,11 @@ from tornado.util import TimeoutError as TookTooLong
 from tornado.web import RequestHandler
 
 from gpu_pool.caller import Caller
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.handler import Handler
 from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.lease_changes import LeaseChanges, without_end_time
 from gpu_pool.service.rate_limits import ConcurrencyLimit
-from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     DeviceStatus,
     GpuPoolError,
@@ -62,7 +62,7 @@ class EventStreams:
     """Counts open streams, and looks at the pool once for all of them. Used in one event loop."""
 
     def __init__(
-        self, pool: ServedPool, changes: LeaseChanges, log: logging.Logger, limits: StreamLimits
+        self, pool: EmbeddedPool, changes: LeaseChanges, log: logging.Logger, limits: StreamLimits
     ) -> None:
         self.limits = limits
         self.snapshots = Snapshots(pool, changes, log)
@@ -162,7 +162,7 @@ class Snapshot:
 class Snapshots:
     """The last look, and those who wait for one that differs. Used in one event loop."""
 
-    def __init__(self, pool: ServedPool, changes: LeaseChanges, log: logging.Logger) -> None:
+    def __init__(self, pool: EmbeddedPool, changes: LeaseChanges, log: logging.Logger) -> None:
         self._pool = pool
         self._changes = changes
         self._log = log
@@ -369,7 +369,7 @@ class LeaseEvents(_ApiStream):
     async def get(self, lease_id: str) -> None:
         """Send the lease, and why it waits, whenever that changes; 204 if its end was seen."""
         with self.streams.opened(self.caller.user):
-            lease = await self.pool.lease(self.caller, lease_id)
+            lease = await self.pool.get_lease(lease_id)
             if lease.state is LeaseState.ENDED and bodies.version(lease) == self.seen:
                 self.set_status(HTTPStatus.NO_CONTENT)
                 self.finish()
@@ -384,7 +384,7 @@ class LeaseEvents(_ApiStream):
 
     async def wait_for_change(self, seconds: float) -> None:
         """Wait until the lease is another than the one seen."""
-        self._newer = await self.pool.watch(self.caller, self._id, seconds, self._version)
+        self._newer = await self.pool.changed_within(self._id, seconds, self._version)
 
     async def next_event(self) -> bytes | None:
         """Return the lease, and why it waits, if either is new."""
@@ -404,7 +404,7 @@ class LeaseEvents(_ApiStream):
         """Write why a lease waits, which is asked anew from time to time: how long it may take changes."""
         if lease.state is not LeaseState.WAITING:
             return b"null"
-        found = await self.streams.outlook(lambda: self.pool.explain(self.caller, lease.id))
+        found = await self.streams.outlook(lambda: self.pool.explain(lease.id))
         return b"null" if found is None else bodies.OUTLOOK.dump_json(found)
 
 

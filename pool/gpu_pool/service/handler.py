@@ -16,14 +16,13 @@ from tornado.web import HTTPError, RequestHandler
 
 from gpu_pool.audit import Actor, AuditLog, act, asks
 from gpu_pool.caller import Caller
-from gpu_pool.service.authorized_pool import AuthorizedPool
 from gpu_pool.service.callers import Identify
 from gpu_pool.service.connections import ConnectionsTaken, admit
-from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable, UnknownToken
 from gpu_pool.service.lease_changes import ServiceStopping
+from gpu_pool.service.served_pool import PoolForCaller, ServedPool
 from gpu_pool.service.tokens import TooManyUnknown
-from gpu_pool_client import BadRequest, GpuPoolError, Lease, PoolUnreachable
+from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._remote.problems import PROBLEM_TYPE, problem_of
 
@@ -71,26 +70,33 @@ class Handler(RequestHandler):
     """What all handlers share: the pool, the caller, and how answers and errors are written."""
 
     SUPPORTED_METHODS = ("GET", "POST", "DELETE")
-    #: Whether services of the Hub's may ask, too.
-    is_for_services = False
+    caller: Caller
+    #: The pool, as whoever asks sees it.
+    pool: PoolForCaller
 
     def initialize(
-        self, pool: AuthorizedPool, identify: Identify, in_flight: InFlightRequests, log: logging.Logger
+        self, served: ServedPool, identify: Identify, in_flight: InFlightRequests, log: logging.Logger
     ) -> None:
         """Take what the application gives every handler. Called by tornado."""
-        self.pool = pool
+        self.served = served
         self.log = log
         self._identify = identify
         self._in_flight = in_flight
         in_flight.begin()
 
+    @property
+    def is_for_services(self) -> bool:
+        """Whether services of the Hub's may ask, too."""
+        return False
+
     async def prepare(self) -> None:
         """Find out who asks, anew for all but questions. Called by tornado before every method."""
-        self.caller: Caller = await self._identify(
+        self.caller = await self._identify(
             self.request, fresh=self.request.method != "GET", is_for_services=self.is_for_services
         )
         admit(self.request, self.caller)
         act_for(self, self.caller)
+        self.pool = self.served.for_caller(self.caller)
 
     def check_xsrf_cookie(self) -> None:
         """Accept: no cookie says here who asks, so no page asks in its visitor's name. Called by tornado."""
@@ -137,12 +143,6 @@ class Handler(RequestHandler):
         except StreamClosedError:
             pass  # nobody waits for it any more
 
-    async def answer_lease(self, lease: Lease) -> None:
-        """Send a lease; with it, for one that ends unless it is renewed, within how many seconds."""
-        if self.request.method == "POST" and self.pool.heartbeats.begin(lease):
-            self.set_header(bodies.TTL_HEADER, f"{self.pool.heartbeats.ttl:g}")
-        await self.answer(bodies.LEASE.dump_json(without_remote_processes(lease)))
-
     def compute_etag(self) -> None:
         """Leave tags to the handlers: most answers are never asked for again. Called by tornado."""
 
@@ -154,14 +154,14 @@ class Handler(RequestHandler):
                 "The pool's service has no such path, or the path does not accept this method."
             )
         set_request_id(self)
-        audit_refusal(self, error, self.pool.audit)
+        audit_refusal(self, error, self.served.audit)
         problem = problem_of(error if isinstance(error, GpuPoolError) else _UNKNOWN)
         set_retry_and_close(self, error)
         if isinstance(error, UnknownToken):
             problem.status = HTTPStatus.UNAUTHORIZED
             self.set_header("WWW-Authenticate", "Bearer")
         if status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.set_header("Allow", ", ".join(each for each in self.SUPPORTED_METHODS if self._has(each)))
+            self.set_header("Allow", ", ".join(each for each in self.SUPPORTED_METHODS if self.has(each)))
         # What tornado makes of all errors that are not its own.
         if status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
             self.set_status(problem.status)
@@ -170,8 +170,10 @@ class Handler(RequestHandler):
         self.set_header("Content-Type", PROBLEM_TYPE)
         self.finish(problem.model_dump_json(exclude_none=True))
 
-    def _has(self, method: str) -> bool:
-        return method.lower() in vars(type(self))
+    @classmethod
+    def has(cls, method: str) -> bool:
+        """Whether a method is for this address."""
+        return method.lower() in vars(cls)
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """Log what nobody foresaw. Called by tornado."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client import _procfs as procfs
 
@@ -25,7 +25,7 @@ class Health:
 
     def __init__(
         self,
-        pool: ServedPool,
+        pool: EmbeddedPool,
         changes: LeaseChanges,
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,

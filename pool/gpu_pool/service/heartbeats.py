@@ -11,10 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, overload
 
-from gpu_pool.service.served_pool import ServedPool
-from gpu_pool_client import EndReason, Lease, Process
+from gpu_pool_client import EndReason, Lease, Pool, PoolStatus, Process
 from gpu_pool_client._log import quoted
 
 #: A pid that no process can have: above all that Linux gives (proc(5), pid_max).
@@ -39,8 +38,23 @@ def is_remote_process(process: Process | None) -> bool:
     return process is not None and process.namespace.startswith(_NAMESPACE)
 
 
-def without_remote_processes(lease: Lease) -> Lease:
-    """Return the lease as people are to see it: without what only stands for a process."""
+@overload
+def without_remote_processes(found: Lease) -> Lease: ...
+
+
+@overload
+def without_remote_processes(found: PoolStatus) -> PoolStatus: ...
+
+
+def without_remote_processes(found: Lease | PoolStatus) -> Lease | PoolStatus:
+    """Return a lease, or all of a pool's, as people are to see it: without what only stands for a process."""
+    if isinstance(found, PoolStatus):
+        leases, queue = (tuple(map(_without_one, each)) for each in (found.leases, found.queue))
+        return replace(found, leases=leases, queue=queue)
+    return _without_one(found)
+
+
+def _without_one(lease: Lease) -> Lease:
     if not (is_remote_process(lease.holder.process) or is_remote_process(lease.process)):
         return lease
     holder = replace(lease.holder, process=None) if is_remote_process(lease.holder.process) else lease.holder
@@ -87,7 +101,7 @@ class Heartbeats:
             if user is None or each.user == user:
                 each.due = self._clock() + self.ttl
 
-    async def look(self, pool: ServedPool, leases: Collection[Lease], looked_at: float) -> None:
+    async def look(self, pool: Pool, leases: Collection[Lease], looked_at: float) -> None:
         """End what was not heard of in time; ``leases`` are those that there were at ``looked_at``."""
         now, before = self._clock(), self._looked
         self._looked = now

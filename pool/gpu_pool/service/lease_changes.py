@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.served_pool import ServedPool
-from gpu_pool_client import GpuPoolError, Lease, PoolStatus, PoolUnreachable
+from gpu_pool_client import GpuPoolError, Lease, Pool, PoolStatus, PoolUnreachable
 from gpu_pool_client._values import Terms
 
 #: Seconds between looks when nothing was decided.
@@ -39,7 +38,7 @@ class ServiceStopping(PoolUnreachable):
 class LeaseChanges:
     """Who waits for a change of which lease. Used in one event loop."""
 
-    def __init__(self, pool: ServedPool, log: logging.Logger, heartbeats: Heartbeats) -> None:
+    def __init__(self, pool: Pool, log: logging.Logger, heartbeats: Heartbeats) -> None:
         self._pool = pool
         self._log = log
         self._heartbeats = heartbeats

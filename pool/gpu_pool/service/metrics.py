@@ -13,10 +13,10 @@ from tornado.web import RequestHandler
 
 from gpu_pool.audit import AuditLog
 from gpu_pool.devices.inventory import Reading
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.extras import needs_extra
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
-from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import WHOLE, DeviceStatus, EndedLease, Lease, LeaseState, NotAllowed, PoolStatus
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Metrics:
     Raises ``NotAllowed`` where the library is missing: the extra ``[metrics]``.
     """
 
-    def __init__(self, pool: ServedPool, courses: Callable[[], Collection[str]]) -> None:
+    def __init__(self, pool: EmbeddedPool, courses: Callable[[], Collection[str]]) -> None:
         with needs_extra("metrics", "The library for metrics"):
             from prometheus_client import CollectorRegistry, Histogram
             from prometheus_client import Counter as Counting

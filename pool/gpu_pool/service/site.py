@@ -74,7 +74,7 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
     )
     login = hub_login(place)
     shared = Shared(
-        options.authorized_pool,
+        options.served,
         options.changes,
         identity,
         options.in_flight,
@@ -108,7 +108,5 @@ def _dashboard(options: ApiOptions) -> Dashboard:
     editor = None
 
     if options.folder is not None:
-        editor = CourseEditor(
-            options.pool, options.folder, options.settings.rules, options.authorized_pool.decisions
-        )
+        editor = CourseEditor(options.pool, options.folder, options.settings.rules, options.served.decisions)
     return Dashboard(options.streams, courses, options.settings.sharing, editor)

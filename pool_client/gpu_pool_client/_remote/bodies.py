@@ -1,4 +1,4 @@
-"""What travels between a pool's service and its clients: the contract's values as JSON.
+"""The contract's values as JSON, and what a pool's service and its clients agree on besides.
 
 A request for a slice travels as its text, everything else field by field.
 Fields that the reader does not know are passed over, so that either side may
@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WrapSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, WrapSerializer
 
-from gpu_pool_client._processes import Process
 from gpu_pool_client._requests import parse_request
-from gpu_pool_client._values import Activity, DeviceStatus, EndedLease, KernelPod, Lease, Outlook, Terms
+from gpu_pool_client._values import DeviceStatus, Lease, Outlook, Terms
 
 #: The root of all addresses. It changes when what they mean does.
 API: Final = "/api/v1"
@@ -47,13 +46,6 @@ WireLease = Annotated[Lease, BeforeValidator(_read_lease), WrapSerializer(_write
 
 LEASE: Final[TypeAdapter[Lease]] = TypeAdapter(WireLease)
 OUTLOOK: Final = TypeAdapter(Outlook)
-FORECAST: Final[TypeAdapter[Outlook | None]] = TypeAdapter(Outlook | None)
-ACTIVITY: Final = TypeAdapter(Activity)
-DEVICE: Final = TypeAdapter(DeviceStatus)
-POD: Final = TypeAdapter(KernelPod)
-HISTORY: Final = TypeAdapter(list[EndedLease])
-POSITIONS: Final = TypeAdapter(dict[str, int])
-OFFERS: Final[TypeAdapter[list[str] | None]] = TypeAdapter(list[str] | None)
 
 
 class Body(BaseModel):
@@ -61,34 +53,6 @@ class Body(BaseModel):
 
     # Without this, what is no number at all would be written as null, which means "no limit".
     model_config = ConfigDict(ser_json_inf_nan="constants")
-
-
-class RequestBody(Body):
-    """A request for a slice."""
-
-    request: str
-    key: str
-    course: str | None = None
-    kernel: str | None = None
-    batch: bool = False
-
-
-#: Seconds: of the number of a body that is none, such as true, that is said.
-_Seconds = Annotated[float, Field(strict=True)]
-
-
-class AttachBody(Body):
-    """The process to tie a lease to, as its client sees it."""
-
-    process: Process
-    ready_within: _Seconds | None = None
-    grace: _Seconds = 0.0
-
-
-class RenewBody(Body):
-    """Until when all is well, in seconds from now; None lifts the deadline."""
-
-    ttl: _Seconds | None = None
 
 
 class HeartbeatBody(Body):
@@ -103,28 +67,6 @@ class HeartbeatAnswer(BaseModel):
     unknown: list[str]
 
 
-class ResizeBody(Body):
-    """What a lease is to have from now on, or, ``ahead``, once its process has ended."""
-
-    request: str
-    ahead: bool = False
-
-
-class LaunchBody(Body):
-    """The kernel that is to run in a pod. Its connection is secret."""
-
-    argv: tuple[str, ...]
-    connection: dict[str, str | int]
-    environment: dict[str, str] = {}
-    folder: str | None = None
-
-
-class DrainBody(Body):
-    """Whether a device grants nothing more."""
-
-    drained: bool
-
-
 class StatusBody(BaseModel):
     """One snapshot of the pool. Its URL is the client's affair."""
 
@@ -133,9 +75,6 @@ class StatusBody(BaseModel):
     queue: tuple[WireLease, ...]
     note: str = ""
     store_bytes: int | None = None
-
-
-STATUS: Final = TypeAdapter(StatusBody)
 
 
 def version(lease: Lease) -> str:

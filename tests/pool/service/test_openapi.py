@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.service.api import ROUTES, describe
+from gpu_pool.service.handler import Handler
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._remote.exchange import ask
 from support.service import Service
@@ -26,10 +27,10 @@ async def test_it_is_served_to_everybody(service: Service) -> None:
 def test_every_address_and_method_of_the_application_is_in_it() -> None:
     described = {(path, method) for path, methods in description()["paths"].items() for method in methods}
     for route in ROUTES:
-        # Every method that its handler has, and no other.
-        methods = {each for each in ("get", "post", "delete") if each in vars(route.handler)}
-        assert methods == set(route.operations)
-        assert {(route.path, method) for method in methods} <= described
+        # Every method that is answered there, and no other.
+        methods = {each for each in Handler.SUPPORTED_METHODS if route.handler.has(each)}
+        assert methods == set(route.exchanges)
+        assert {(route.path, method.lower()) for method in methods} <= described
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)

@@ -5,19 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpu_pool.caller import Caller
-from gpu_pool.service.authorized_pool import AuthorizedPool
+from gpu_pool.devices import Inventory
+from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import RatePerMinute
-from gpu_pool_client import EndedLease, Holder, Outlook, OverQuota, Process, SliceRequest
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import (
+    EndedLease,
+    Holder,
+    Outlook,
+    OverQuota,
+    Pool,
+    Process,
+    SliceRequest,
+    parse_request,
+)
 from support.hub import ADMIN, TESTER, Hub, serving_hub
-from support.pools import embedded
+from support.pools import device
 from support.service import ForkServer
 
 LOG = logging.getLogger(__name__)
@@ -45,52 +58,55 @@ def test_those_who_ask_too_much_are_remembered_whoever_else_comes() -> None:
         pace.count("user-0")
 
 
-async def test_a_users_history_is_read_once_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_way: Counter[str] = Counter()
-    most: Counter[str] = Counter()
-    async with embedded(tmp_path / "store.db") as pool:
-        read = pool.history
+class CountingPool(EmbeddedPool):
+    """Knows how many questions of each user it has answered at once, at most."""
 
-        async def history(since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
-            for name in ("all", str(user)):
-                under_way[name] += 1
-                most[name] = max(most[name], under_way[name])
-            rows = await read(since, user=user)
-            under_way.subtract(["all", str(user)])
-            return rows
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, PoolSettings(), lambda: Inventory((device(0),), "test"))
+        self.under_way: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
 
-        monkeypatch.setattr(pool, "history", history)
-        heartbeats = Heartbeats(10, LOG)
-        authorized = AuthorizedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG, 10)
-        callers = [Caller(name, False, name, Process.current()) for name in ("ada", "ada", "ada", "bob")]
-        await asyncio.gather(*(authorized.history(caller, 0.0) for caller in callers))
-    assert most == {"ada": 1, "bob": 1, "all": 2}
+    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
+        with self._answering("all"), self._answering(str(user)):
+            return await super().history(since, user=user)
 
-
-async def test_a_users_questions_are_answered_one_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_way: Counter[str] = Counter()
-    most: Counter[str] = Counter()
-    async with embedded(tmp_path / "store.db") as pool:
-        forecast = pool.forecast
-
-        async def slow(request: SliceRequest, holder: Holder, **more: Any) -> Outlook | None:
-            under_way[holder.user] += 1
-            most[holder.user] = max(most[holder.user], under_way[holder.user])
-            found = await forecast(request, holder, **more)
+    async def forecast(
+        self, request: SliceRequest, holder: Holder, *, caller: Caller | None = None
+    ) -> Outlook | None:
+        with self._answering(holder.user):
+            found = await super().forecast(request, holder, caller=caller)
             await asyncio.sleep(0.01)
-            under_way[holder.user] -= 1
             return found
 
-        monkeypatch.setattr(pool, "forecast", slow)
-        heartbeats = Heartbeats(10, LOG)
-        authorized = AuthorizedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG, 10)
-        callers = [Caller(name, name == "root", name, Process.current()) for name in ["eve", "root"] * 5]
-        await asyncio.gather(*(authorized.forecast(each, "2%", None, anybody=False) for each in callers))
-    assert most == {"eve": 1, "root": 5}
+    @contextmanager
+    def _answering(self, user: str) -> Iterator[None]:
+        self.under_way[user] += 1
+        self.most[user] = max(self.most[user], self.under_way[user])
+        yield
+        self.under_way[user] -= 1
+
+
+@pytest.fixture
+async def counting(tmp_path: Path) -> AsyncIterator[CountingPool]:
+    async with CountingPool(tmp_path / "store.db") as pool:
+        yield pool
+
+
+def for_callers(pool: EmbeddedPool, *users: str) -> list[Pool]:
+    heartbeats = Heartbeats(10, LOG)
+    served = ServedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG)
+    return [served.for_caller(Caller(each, each == "root", each, Process.current())) for each in users]
+
+
+async def test_a_users_history_is_read_once_at_a_time(counting: CountingPool) -> None:
+    await asyncio.gather(*(each.history() for each in for_callers(counting, "ada", "ada", "ada", "bob")))
+    assert counting.most == {"ada": 1, "bob": 1, "all": 2}
+
+
+async def test_a_users_questions_are_answered_one_at_a_time(counting: CountingPool) -> None:
+    some, callers = parse_request("2%"), for_callers(counting, *["eve", "root"] * 5)
+    await asyncio.gather(*(each.forecast(some, Holder("somebody")) for each in callers))
+    assert counting.most == {"eve": 1, "root": 5}
 
 
 async def test_each_user_has_so_many_questions_a_minute(children: ForkServer, hub: Hub, folder: Path) -> None:

@@ -13,13 +13,13 @@ import pytest
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded import pool
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.policy.revocation import Effect
 from gpu_pool.settings import load_settings
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     Activity,
     BadRequest,
+    Effect,
     EndReason,
     Lease,
     LeaseState,

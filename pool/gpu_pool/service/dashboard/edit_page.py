@@ -110,7 +110,7 @@ class EditPage(DashboardPage):
             await (self._save if wants_save else self._check)(name, form)
         except GpuPoolError as error:
             if wants_save:
-                audit_refusal(self, error, self.pool.audit)
+                audit_refusal(self, error, self.shared.served.audit)
             now = self._refuse(error, form, now, wants_save=wants_save)
         if not self._finished:
             await self._show(now, form)

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool.policy.revocation import Effect
 from gpu_pool.service.dashboard import pool_view
 from gpu_pool.service.dashboard.live_pages import DashboardPage
-from gpu_pool_client import BadRequest, EndReason, Lease, LeaseGone, LeaseState, NotAllowed
+from gpu_pool_client import BadRequest, Effect, EndReason, Lease, LeaseGone, LeaseState, NotAllowed
 
 
 class FormAction(DashboardPage):
@@ -29,7 +28,7 @@ class DrainForm(FormAction):
 
     async def post(self, device: str, what: str) -> None:
         """Drain or undrain it."""
-        await self.pool.drain(self.caller, device, what == "drain")
+        await self.pool.drain(device, drained=what == "drain")
         self.done("admin", f"{what}ed")
 
 
@@ -70,7 +69,7 @@ class LeasePage(_OfLease):
 
     async def get(self, lease_id: str) -> None:
         """Show it, and the forms."""
-        await self.draw_lease(lease_id, await self.pool.effect_of_taking(self.caller, lease_id))
+        await self.draw_lease(lease_id, await self.pool.effect_of_taking(lease_id))
 
 
 class _TakeBack(_OfLease, FormAction, ABC):
@@ -86,10 +85,10 @@ class _TakeBack(_OfLease, FormAction, ABC):
     async def take_back(self, lease_id: str, why: str) -> None:
         """Do what was chosen; show the page again where that would do something else than it said."""
         if self.get_body_argument("when", NOW) == WHEN_IDLE:
-            await self.pool.ask_back(self.caller, lease_id, why)
+            await self.pool.ask_back(lease_id, why)
             self.done(self.page, self.asked)
             return
-        effect = await self.pool.effect_of_taking(self.caller, lease_id)
+        effect = await self.pool.effect_of_taking(lease_id)
         if self.get_body_argument("effect", effect.value) != effect.value:
             await self.draw_lease(lease_id, effect, _OTHERWISE_NOW, why)
             return
@@ -101,9 +100,9 @@ class _TakeBack(_OfLease, FormAction, ABC):
 
     async def _withdraw(self, lease_id: str, why: str) -> None:
         try:
-            await self.pool.withdraw(self.caller, lease_id, why)
+            await self.pool.withdraw(lease_id, why)
         except (BadRequest, NotAllowed):  # it has used the GPU, or was parked, in this very moment
-            effect = await self.pool.effect_of_taking(self.caller, lease_id)
+            effect = await self.pool.effect_of_taking(lease_id)
             await self.draw_lease(lease_id, effect, _OTHERWISE_NOW, why)
         else:
             self.done(self.page, self.kept)
@@ -127,7 +126,7 @@ class GiveBack(_TakeBack):
 
     async def end(self, lease_id: str, why: str) -> None:  # noqa: ARG002 - nobody needs words of their own
         """End it."""
-        await self.pool.release(self.caller, lease_id, EndReason.RELEASED)
+        await self.pool.release(lease_id, EndReason.RELEASED)
 
 
 class Revoke(_TakeBack):
@@ -145,7 +144,7 @@ class Revoke(_TakeBack):
 
     async def end(self, lease_id: str, why: str) -> None:
         """End it."""
-        await self.pool.revoke(self.caller, lease_id, why)
+        await self.pool.revoke(lease_id, why)
 
 
 #: What choices are called by, in forms.

@@ -77,7 +77,7 @@ class PoolPage(LivePage):
     async def _taken_away(self, living: frozenset[str]) -> tuple[PastRow, ...]:
         """Return what was taken away in the last hour. ``living`` are the viewer's leases."""
         if living != self._taken_beside:
-            rows = await self.pool.history(self.caller, time.time() - _LATELY)
+            rows = await self.pool.history(time.time() - _LATELY)
             self._taken, self._taken_beside = history_view.taken_away(rows, self.viewer), living
         return self._taken
 
@@ -89,7 +89,7 @@ class PoolPage(LivePage):
         for lease in own:
             place = (lease.id, lease.position)
             try:
-                self._outlooks[place] = known.get(place) or await self.pool.explain(self.caller, lease.id)
+                self._outlooks[place] = known.get(place) or await self.pool.explain(lease.id)
             except GpuPoolError:
                 continue  # it waits no more: the next look says what became of it
         return {lease_id: outlook for (lease_id, _), outlook in self._outlooks.items()}
@@ -183,7 +183,7 @@ class HistoryPage(DashboardPage):
         asked = self.get_query_argument("days", "")
         days = int(asked) if asked in map(str, history_view.PERIODS) else history_view.PERIODS[1]
         now = time.time()
-        rows = history_view.visible(await self.pool.history(self.caller, now - days * _DAY), self.viewer)
+        rows = history_view.visible(await self.pool.history(now - days * _DAY), self.viewer)
         snapshot = await self.dashboard.streams.snapshots.now()
         living = (*snapshot.status.leases, *snapshot.status.queue)
         held = [each for each in living if self.viewer.is_admin or self.viewer.owns(each)]

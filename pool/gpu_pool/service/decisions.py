@@ -1,0 +1,101 @@
+"""What callers' changes and questions cost them, and the log of what is decided."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from gpu_pool.caller import Caller
+from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.rate_limits import ConcurrencyLimit, RatePerMinute
+from gpu_pool_client._log import escaped, quoted
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """How much each user may ask of the service. None for as much as they like."""
+
+    #: Leases and pods that one user may wait for at once.
+    most_waits: int = 100
+    decisions: RatePerMinute | None = None
+    questions: RatePerMinute | None = None
+    requests: RatePerMinute | None = None
+
+
+class Costs:
+    """Counts what users ask. Administrators, and services of the Hub, may ask as they like."""
+
+    def __init__(self, limits: CallLimits) -> None:
+        self.requests = limits.requests
+        self._questions = limits.questions
+        self._waits = ConcurrencyLimit(
+            limits.most_waits,
+            "You already wait for {most} leases at once, which is the limit.",
+            "Stop waiting for one of them first.",
+        )
+        #: Held while a question of a user's is answered.
+        self._answering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: Held while a user's history is read, which takes as long as dozens of decisions.
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def asking(self, caller: Caller) -> AsyncIterator[None]:
+        """Answer a question that costs as much as a decision within this: one of a user's at a time.
+
+        Services of the Hub ask for all of its users. Raises ``OverQuota``.
+        """
+        if caller.is_admin or caller.is_service:
+            yield
+            return
+        if self._questions is not None:
+            self._questions.count(caller.user)
+        async with self._answering.setdefault(caller.user, asyncio.Lock()):
+            yield
+
+    @asynccontextmanager
+    async def reading(self, caller: Caller) -> AsyncIterator[None]:
+        """Answer within this what is not counted: one of a user's at a time."""
+        async with self._reading.setdefault(caller.user, asyncio.Lock()):
+            yield
+
+    @contextmanager
+    def waiting(self, caller: Caller) -> Iterator[None]:
+        """Wait for a change within this. Raises ``OverQuota`` where a user waits for too many."""
+        with self._waits.one(caller.user):
+            yield
+
+
+class DecisionLog:
+    """Goes with everything that changes the pool. Administrators may decide as often as they like."""
+
+    def __init__(self, changes: LeaseChanges, log: logging.Logger, pace: RatePerMinute | None) -> None:
+        self._changes = changes
+        self._log = log
+        self._pace = pace
+
+    @contextmanager
+    def making(self, caller: Caller, what: str) -> Iterator[list[str]]:
+        """Log what is decided, or why not, and wake those who wait.
+
+        What is put into the list that this yields is logged as the outcome. Raises ``OverQuota``.
+        """
+        if self._pace is not None and not caller.is_admin:
+            self._pace.count(caller.user)
+        outcome: list[str] = []
+        try:
+            yield outcome
+        except Exception as error:
+            outcome.append(type(error).__name__)
+            raise
+        finally:
+            self._log.info("%s: %s: %s", _who(caller), escaped(what), *outcome or ("done",))
+            self._changes.decided(caller.user)
+
+
+def _who(caller: Caller) -> str:
+    where = caller.process.pid if caller.peer else f"hub:{quoted(caller.server) if caller.server else ''}"
+    return f"{quoted(caller.user)}[{where}]"
