@@ -38,3 +38,7 @@ class Tuning:
     parked_within: float = 120.0
     #: How long to wait before it is tried again to bring a lease back to a GPU with too little memory.
     restored_every: float = 2.0
+
+    # -- The service
+    #: How often the service looks for what has happened by itself, such as the death of a process.
+    looked_every: float = 1.0

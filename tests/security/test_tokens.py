@@ -10,7 +10,9 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +28,9 @@ from gpu_pool.service.tokens import (
     WaitingClients,
     digest_of,
 )
-from gpu_pool_client import PoolUnreachable, connect
-from gpu_pool_client._remote import client
+from gpu_pool_client import PoolUnreachable
+from gpu_pool_client._remote.client import RemotePool
+from gpu_pool_client._remote.endpoints import Endpoint, http_endpoint
 from gpu_pool_client._remote.exchange import ServerAddress, ServiceAnswer
 from support.hub import HubService
 from support.pools import until
@@ -215,6 +218,22 @@ async def test_one_address_may_have_so_many_unknown_tokens_wait(
             assert (await new).status == 200
 
 
+@dataclass(frozen=True)
+class HeardEndpoint(Endpoint):
+    """Knows with which status each question was answered."""
+
+    statuses: list[int] = field(default_factory=list, compare=False)
+
+    @classmethod
+    def of(cls, endpoint: Endpoint) -> HeardEndpoint:
+        return cls(**{each.name: getattr(endpoint, each.name) for each in fields(endpoint)})
+
+    async def ask(self, *question: Any) -> ServiceAnswer:
+        answer = await super().ask(*question)
+        self.statuses.append(answer.status)
+        return answer
+
+
 async def test_our_client_tries_again(
     children: ForkServer, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,20 +247,13 @@ async def test_our_client_tries_again(
         # From where the client asks, too.
         attack = [asyncio.create_task(ask_from(service, "127.0.0.1", token)) for token in made_up(8)]
         await until(lambda: sum(each.done() for each in attack) == 3)
-        answers: list[ServiceAnswer] = []
-        asked_to_wait = client._asked_to_wait
-
-        def heard(answer: ServiceAnswer) -> float:
-            answers.append(answer)
-            return asked_to_wait(answer)
-
-        monkeypatch.setattr(client, "_asked_to_wait", heard)
-        async with connect(service.url) as pool:
+        endpoint = HeardEndpoint.of(http_endpoint(service.url))
+        async with RemotePool(endpoint) as pool:
             asking = asyncio.create_task(pool.status())
-            await until(lambda: answers)
+            await until(lambda: endpoint.statuses)
             hub.answer_all()
             assert len((await asking).devices) == 1
-        assert [each.status for each in answers] == [429, 200]
+        assert endpoint.statuses == [429, 200]
         await asyncio.gather(*attack)
 
 

@@ -168,7 +168,7 @@ class ServeApp(ServeSettings, Program):
         for problem in pool.device_problems:
             self.log.warning("%s", problem)
         await heartbeats.look(pool, (*status.leases, *status.queue), time.monotonic())
-        changes = LeaseChanges(pool, self.log, heartbeats)
+        changes = LeaseChanges(pool, self.log, heartbeats, self._pool_settings.tuning.looked_every)
         options = self._options(pool, changes, heartbeats)
         servers = [self._open_socket(options, listening)]
         if self._place is not None:

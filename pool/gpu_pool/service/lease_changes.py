@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool_client import GpuPoolError, Lease, Pool, PoolStatus, PoolUnreachable
 from gpu_pool_client._values import Terms
 
-#: Seconds between looks when nothing was decided.
-_LOOK_EVERY: Final = 1.0
 #: Rest after a look, in seconds and in times of what the look took: many decisions are looked at once.
 #: Never for longer than this, also where a look has stood still with its machine.
 _LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
@@ -38,10 +36,14 @@ class ServiceStopping(PoolUnreachable):
 class LeaseChanges:
     """Who waits for a change of which lease. Used in one event loop."""
 
-    def __init__(self, pool: Pool, log: logging.Logger, heartbeats: Heartbeats) -> None:
+    def __init__(
+        self, pool: Pool, log: logging.Logger, heartbeats: Heartbeats, look_every: float = 1.0
+    ) -> None:
         self._pool = pool
         self._log = log
         self._heartbeats = heartbeats
+        #: Seconds between looks when nothing was decided.
+        self._look_every = look_every
         #: Whether the last look at the leases succeeded.
         self.healthy = True
         self._waiters: dict[str, set[_Waiter]] = {}
@@ -124,7 +126,7 @@ class LeaseChanges:
         """Look and wake for as long as the service runs."""
         while True:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._decided.wait(), _LOOK_EVERY)
+                await asyncio.wait_for(self._decided.wait(), self._look_every)
             self._decided.clear()
             began = time.monotonic()
             try:
@@ -144,7 +146,7 @@ class LeaseChanges:
             self.healthy = True
             self._remember(status, began)
             self._wake_waiters(status)
-            await asyncio.sleep(_rest(time.monotonic() - began))
+            await asyncio.sleep(rest_after(time.monotonic() - began))
 
     def _failed(self) -> None:
         self.healthy = False
@@ -190,7 +192,7 @@ def without_end_time(lease: Lease) -> Lease:
     return replace(lease, terms=Terms())
 
 
-def _rest(took: float) -> float:
+def rest_after(took: float) -> float:
     """Return for how many seconds to rest after a look that took so many."""
     return min(max(_LEAST_REST, _REST_TIMES * took), _MOST_REST)
 

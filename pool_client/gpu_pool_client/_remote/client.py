@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import urlencode
@@ -36,11 +37,21 @@ _POD: Final = form_of(operation_of(Pool.pod))
 
 #: Seconds in which the service has answered; opening a slice may mean to start a daemon first.
 _ANSWER_WITHIN: Final = 100.0
-#: Seconds for which a service that never answered is tried, one that did, and one that is waited at.
-_FIRST_RETRY_FOR, _RETRY_FOR, _WAITING_RETRY_FOR = 1.0, 10.0, 120.0
 _TRY_EVERY: Final = 0.1
 #: Seconds after which a service is asked again at the latest that asks to wait.
 _LONGEST_PAUSE: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryTimes:
+    """For how many seconds a service is tried that does not answer."""
+
+    #: One that has never answered.
+    never_heard: float = 1.0
+    #: One that has.
+    known: float = 10.0
+    #: One at which is waited for a change.
+    waited_at: float = 120.0
 
 
 class RemotePool(Pool):
@@ -55,10 +66,11 @@ class RemotePool(Pool):
     leases it has to do with for as long as it lives (see ``heartbeat``).
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, times: RetryTimes = RetryTimes()) -> None:
         self.url = endpoint.url
         self._endpoint = endpoint
-        self._retry_for = _FIRST_RETRY_FOR
+        self._times = times
+        self._retry_for = times.never_heard
 
     async def _perform(
         self,
@@ -95,12 +107,12 @@ class RemotePool(Pool):
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
-        give_up_at = None if timeout is None else time.monotonic() + timeout
+        times, give_up_at = self._times, None if timeout is None else time.monotonic() + timeout
         while True:
             longest = self._endpoint.longest_poll
             left = longest if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             last = left < longest
-            retry_for = max(_RETRY_FOR, min(left, _WAITING_RETRY_FOR)) if last else _WAITING_RETRY_FOR
+            retry_for = max(times.known, min(left, times.waited_at)) if last else times.waited_at
             answer = await self._poll(_WAIT, lease_id, min(left, longest), retry_for, last=int(last))
             if answer.status == HTTPStatus.OK:
                 lease: Lease = self._read(_WAIT, answer)
@@ -124,7 +136,7 @@ class RemotePool(Pool):
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         """See ``Pool.pod``."""
         # Whoever follows a start tells its user why nothing has changed, and asks again.
-        answer = await self._poll(_POD, lease_id, bodies.POD_POLL, _RETRY_FOR, seen=seen)
+        answer = await self._poll(_POD, lease_id, bodies.POD_POLL, self._times.known, seen=seen)
         found: KernelPod = self._read(_POD, answer)
         return found
 
@@ -172,11 +184,12 @@ class RemotePool(Pool):
         form: Form,
         lease_id: str,
         seconds: float,
-        retry_for: float = _WAITING_RETRY_FOR,
+        retry_for: float | None = None,
         **more: object,
     ) -> ServiceAnswer:
         """Ask for a change, for which the service waits for so many seconds in all."""
         address = f"{form.address({'lease_id': lease_id})}?{urlencode(more)}"
+        retry_for = self._times.waited_at if retry_for is None else retry_for
         return await self._ask(
             form, address, None, retry_for=retry_for, within=seconds + _ANSWER_WITHIN, seconds=seconds
         )
@@ -208,7 +221,9 @@ class RemotePool(Pool):
                 with attempts.one():
                     answer = await self._endpoint.ask(form.http.method, target, content, within)
                 pause = _asked_to_wait(answer)
-                if not pause or time.monotonic() - began > (_RETRY_FOR if retry_for is None else retry_for):
+                if not pause or time.monotonic() - began > (
+                    self._times.known if retry_for is None else retry_for
+                ):
                     break
             except OSError as failure:
                 if seconds is not None and not is_interrupted:
@@ -219,7 +234,7 @@ class RemotePool(Pool):
                 if is_over or tried > limit or not is_soon_over(failure):
                     raise explain(failure, self._endpoint) from failure
             await asyncio.sleep(pause)
-        self._retry_for = _RETRY_FOR
+        self._retry_for = self._times.known
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise error_of(answer.body)
         return answer

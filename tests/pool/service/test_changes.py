@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.service import lease_changes
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.lease_changes import LeaseChanges, rest_after
 from gpu_pool.service.rate_limits import spread
 from gpu_pool_client import Holder, Lease, LeaseState, Pool, parse_request
 from support.pools import embedded, take
@@ -20,16 +19,15 @@ LOG = logging.getLogger("test")
 
 
 @pytest.fixture
-async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pool]:
-    """Return a pool at which nobody looks without a reason."""
-    monkeypatch.setattr(lease_changes, "_LOOK_EVERY", 1_000.0)
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     async with embedded(tmp_path / "store.db") as opened:
         yield opened
 
 
 @pytest.fixture
 async def news(pool: Pool) -> AsyncIterator[LeaseChanges]:
-    made = LeaseChanges(pool, LOG, Heartbeats(60, LOG))
+    """Return what looks at the pool for a reason alone."""
+    made = LeaseChanges(pool, LOG, Heartbeats(60, LOG), look_every=1_000.0)
     looking = asyncio.create_task(made.run())
     yield made
     looking.cancel()
@@ -74,7 +72,7 @@ def test_a_class_that_waits_together_does_not_ask_anew_together() -> None:
 
 
 def test_a_look_that_stood_still_is_no_reason_to_rest_for_long() -> None:
-    assert [lease_changes._rest(took) for took in (0.001, 0.1, 60.0)] == [0.02, pytest.approx(0.9), 2.0]
+    assert [rest_after(took) for took in (0.001, 0.1, 60.0)] == [0.02, pytest.approx(0.9), 2.0]
 
 
 async def test_who_waits_is_known_as_of_the_last_look(pool: Pool, news: LeaseChanges) -> None:

@@ -32,8 +32,8 @@ from gpu_pool_client import (
     _background,
     connect,
 )
-from gpu_pool_client._remote import client
-from gpu_pool_client._remote.endpoints import SYSTEM_SOCKET
+from gpu_pool_client._remote.client import RemotePool, RetryTimes
+from gpu_pool_client._remote.endpoints import SYSTEM_SOCKET, unix_endpoint
 from gpu_pool_client._remote.exchange import ask
 from gpu_pool_client._remote.problems import error_of, problem_of
 from support.open_files import connections_to
@@ -41,6 +41,8 @@ from support.pools import embedded, eventually, key, take, until
 from support.service import ForkServer, Service, serving
 from support.streams import closing as stream_closing
 
+#: Of a client that soon gives up.
+SOON = RetryTimes(never_heard=0.2, known=0.2)
 ERRORS = [
     BadRequest("a", "b"),
     NeverFits("a", "b"),
@@ -204,12 +206,10 @@ async def lossy(
 ) -> AsyncIterator[tuple[LossyWay, Pool]]:
     """A pool behind such a way, whose client soon gives up."""
     await pool.status()
-    monkeypatch.setattr(client, "_FIRST_RETRY_FOR", 0.2)
-    monkeypatch.setattr(client, "_RETRY_FOR", 0.2)
     monkeypatch.setattr(_background, "_SOON", 0.5)
     way = LossyWay(service)
     server = await asyncio.start_unix_server(way.lead, folder / "way.sock")
-    yield way, connect(f"unix:{folder}/way.sock")
+    yield way, RemotePool(unix_endpoint(f"unix:{folder}/way.sock"), SOON)
     server.close()
 
 
@@ -257,12 +257,12 @@ async def test_what_is_in_use_is_not_withdrawn_by_a_request_that_is_repeated(
 async def test_a_request_that_nobody_heard_is_not_made_later(
     service: Service, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_RETRY_FOR", 0.2)
     monkeypatch.setattr(_background, "_SOON", 0.2)
-    await pool.status()
+    asking = RemotePool(unix_endpoint(service.url), SOON)
+    await asking.status()
     await service.end()
     with pytest.raises(PoolUnreachable):
-        await take(pool, "2%", "key")
+        await take(asking, "2%", "key")
     await service.start()
     await asyncio.sleep(1)
     assert await pool.history() == []

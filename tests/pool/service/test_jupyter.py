@@ -67,7 +67,10 @@ def gpu_pool(*arguments: str) -> subprocess.CompletedProcess[str]:
 async def test_the_command_line_works_unchanged(served: JupyterEnv, service: Service) -> None:
     # Without looks of its own it hears of a command's end from whoever ran it, and not now and then before.
     await service.end()
-    service.prelude = "import gpu_pool.service.lease_changes as changes\nchanges._LOOK_EVERY = 3600.0"
+    service.prelude = (
+        "from gpu_pool.settings import PoolSettings\n"
+        "PoolSettings.tuning.default_kwargs = {'looked_every': 3600.0}"
+    )
     await service.start()
     done = gpu_pool("run", "2%", "--", "printenv", "GPU_POOL_SLICE", "GPU_POOL_URL")
     assert done.stdout == f"2%\n{served.url}\n", done.stderr

@@ -24,7 +24,8 @@ from gpu_pool_client import (
     connect,
     parse_request,
 )
-from gpu_pool_client._remote import client
+from gpu_pool_client._remote.client import RemotePool, RetryTimes
+from gpu_pool_client._remote.endpoints import unix_endpoint
 from gpu_pool_client._remote.exchange import ask
 from support.open_files import connections_to
 from support.pools import ME, eventually, identity, running, take, until
@@ -116,10 +117,10 @@ async def test_a_service_that_stops_says_so_only_to_those_who_have_time_left(
 
 
 async def test_who_gives_up_while_it_is_away_is_withdrawn_once_it_is_back(
-    service: Service, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_RETRY_FOR", 0.1)
     monkeypatch.setattr(_background, "_SOON", 0.1)
+    pool = RemotePool(unix_endpoint(service.url), RetryTimes(known=0.1))
     held = await take(pool, "1", "held")
     acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", 3))
 

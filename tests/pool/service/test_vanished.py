@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import PoolUnreachable, connect
-from gpu_pool_client._remote import client, exchange
-from gpu_pool_client._remote.endpoints import is_soon_over
+from gpu_pool_client._remote import exchange
+from gpu_pool_client._remote.client import RemotePool, RetryTimes
+from gpu_pool_client._remote.endpoints import is_soon_over, unix_endpoint
 from gpu_pool_client._remote.exchange import NotConnectedError, ServerAddress, ServiceAnswer, ask
 from support.namespaces import Machine, machine, may_make_machines
 from support.streams import closing
@@ -185,11 +186,9 @@ async def test_a_machine_that_goes_before_it_has_heard_the_question_is_noticed(
         await assert_is_noticed(asking)
 
 
-async def test_whoever_follows_the_start_of_a_kernel_hears_of_it_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whoever_follows_the_start_of_a_kernel_hears_of_it_soon(tmp_path: Path) -> None:
     """A student reads why nothing happens; a wait for a turn has others who tell that."""
-    monkeypatch.setattr(client, "_RETRY_FOR", 0.2)
-    async with connect(f"unix:{tmp_path / 'pool.sock'}") as pool:
+    endpoint = unix_endpoint(f"unix:{tmp_path / 'pool.sock'}")
+    async with RemotePool(endpoint, RetryTimes(known=0.2)) as pool:
         with pytest.raises(PoolUnreachable):
             await asyncio.wait_for(pool.pod("1-0123abcd"), 30)
