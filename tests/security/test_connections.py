@@ -23,7 +23,7 @@ from support.stand_in_hub import StandInHub, ask_from, behind_stand_in
 from support.users import NOBODY, SOMEBODY, Users
 
 ATTACKER, STUDENT, PROXY = "127.0.0.2", "127.0.0.3", "127.0.0.4"
-EVENTS = "GET {prefix}api/v1/events HTTP/1.1\r\nHost: x\r\n{more}\r\n"
+QUESTION = "GET {prefix}api/v1/{path} HTTP/1.1\r\nHost: x\r\n{more}\r\n"
 SLOW = f"POST {PREFIX}api/v1/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n{{more}}\r\n"
 BY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
 
@@ -36,8 +36,15 @@ def connected(service: HubService, address: str, sent: str = "") -> Iterator[soc
         yield connection
 
 
-def events_of(token: str) -> str:
-    return EVENTS.format(prefix=PREFIX, more=f"Authorization: Bearer {token}\r\n")
+def question_of(token: str, path: str = "status") -> str:
+    return QUESTION.format(prefix=PREFIX, path=path, more=f"Authorization: Bearer {token}\r\n")
+
+
+async def wait_of(service: HubService, token: str) -> str:
+    """Ask for more than is free; return the question that is answered once there is."""
+    lease = await service.take(token, "1", f"waits-{token}")
+    assert lease["state"] == "waiting"
+    return question_of(token, f"leases/{lease['id']}/wait?seconds=300")
 
 
 async def first_line(connection: socket.socket) -> str:
@@ -49,7 +56,7 @@ async def fill(stack: ExitStack, hub: StandInHub, service: HubService) -> list[s
     """Connect with made-up tokens, as many as the Hub is asked about at once, and wait until it is."""
     before, opened = len(hub.asked), []
     for number in range(4):
-        opened.append(stack.enter_context(connected(service, ATTACKER, events_of(f"made-up-{number}"))))
+        opened.append(stack.enter_context(connected(service, ATTACKER, question_of(f"made-up-{number}"))))
         await until(lambda asked=before + number: len(hub.asked) > asked)
     return opened
 
@@ -128,10 +135,12 @@ async def test_the_last_connections_are_kept_for_those_who_hold_slices_and_admin
         assert (await service.take("ada"))["state"] == "held"
         with ExitStack() as stack:
             for user in ("eve", "mallory"):
+                waits = await wait_of(service, user)
                 for _ in range(3):
-                    stream = stack.enter_context(connected(service, ATTACKER, events_of(user)))
-                    assert await first_line(stream) == "HTTP/1.1 200"
-            refused = await ask_from(service, STUDENT, "grace")
+                    stack.enter_context(connected(service, ATTACKER, waits))
+            # Once all of them are being answered.
+            while (refused := await ask_from(service, STUDENT, "grace")).status == 200:
+                pass
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             assert "kept for administrators and for users who hold a slice" in refused.problem["message"]
             assert (await ask_from(service, STUDENT, "root")).status == 200
@@ -185,10 +194,12 @@ async def test_one_user_has_so_many_connections_from_wherever(
     ):
         hub.users = {"eve": "eve", "eve-2": "eve", "grace": "grace"}
         with ExitStack() as stack:
+            await service.take("grace")
             for number, token in enumerate(("eve", "eve-2", "eve")):
-                stream = stack.enter_context(connected(service, f"127.0.1.{number + 1}", events_of(token)))
-                assert await first_line(stream) == "HTTP/1.1 200"
-            refused = await ask_from(service, STUDENT, "eve")
+                waits = await wait_of(service, token)
+                stack.enter_context(connected(service, f"127.0.1.{number + 1}", waits))
+            while (refused := await ask_from(service, STUDENT, "eve")).status == 200:
+                pass
             assert refused.status == 429
             assert "3 connections to the pool already" in refused.problem["message"]
             assert (await ask_from(service, ATTACKER, "grace")).status == 200
@@ -279,7 +290,19 @@ def acting(service: Service) -> Iterator[Users]:
 
 
 ASKS = "return len((await pool.status()).devices)"
-STREAM = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def refusal(users: Users, uid: int) -> str | None:
+    """Ask as a user; return what stands against it, None for nothing."""
+    try:
+        await users.run(uid, ASKS)
+    except PoolUnreachable as error:
+        return str(error)
+    return None
+
+
+#: Asks for more than is free.
+WAITS = "return (await pool.request(parse_request('1'), Holder('x'), 'waits')).id"
 
 
 @BY_ROOT
@@ -318,9 +341,12 @@ async def test_the_sockets_last_connections_are_kept_for_those_who_hold_slices_a
             # She lives on: with her process her lease would end.
             assert (await users.start(SOMEBODY, holds))[0] == "held"
             for uid in (64_001, 64_002):
-                await attack.open(uid, 3, STREAM)
-            with pytest.raises(PoolUnreachable, match="too many"):
-                await users.run(NOBODY, ASKS)
+                lease, _ = await users.start(uid, WAITS)
+                waits = QUESTION.format(prefix="/", path=f"leases/{lease}/wait?seconds=300", more="")
+                await attack.open(uid, 3, waits.encode())
+            while (said := await refusal(users, NOBODY)) is None:
+                pass  # until all of them are being answered
+            assert "too many" in said
             assert await users.run(0, ASKS) == 1
             while True:  # that she holds one is seen with the next look at the pool
                 with suppress(PoolUnreachable):

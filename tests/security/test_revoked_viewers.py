@@ -93,8 +93,8 @@ async def site(hub: tuple[StandInHub, int], course: Path, tmp_path: Path) -> Asy
     hours = itertools.count(0, 10)
     place = HubApi(ServerAddress("127.0.0.1", hub[1]), "/hub/api", "gpu-pool")
     identity = HubIdentity(place, [], boot_id(), clock=lambda: float(next(hours)))
-    async with showing(tmp_path, 1, identity=identity, courses_dir=str(course.parent)) as site:
-        site.dashboard.streams.limits = StreamLimits(comment_every=0.05)
+    often = StreamLimits(comment_every=0.05)
+    async with showing(tmp_path, 1, identity=identity, streams=often, courses_dir=str(course.parent)) as site:
         yield site
 
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -28,7 +29,7 @@ from gpu_pool.service.class_simulations import SimulationLimits
 from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.live_pages import Dashboard
-from gpu_pool.service.event_streams import EventStreams, StreamLimits
+from gpu_pool.service.event_streams import EventStreams, Snapshots, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.http_server import LimitedServer
@@ -123,12 +124,15 @@ async def showing(
     files: Courses | None = None,
     identity: HubIdentity | None = None,
     limits: SimulationLimits | None = None,
+    streams: StreamLimits = StreamLimits(),  # noqa: B008 - frozen
+    taken_within: float = 30.0,
     **settings: Any,
 ) -> AsyncIterator[Site]:
     """Serve the dashboard of a pool of simulated V100s with 32 GiB.
 
     With ``identity`` that is asked who looks; with ``limits`` classes are simulated for no longer. With
-    ``courses_dir`` the course files there are used, and can be edited.
+    ``courses_dir`` the course files there are used, and can be edited. ``streams`` and ``taken_within``
+    are those of live pages.
     """
     known = files or Courses()
     settings = {"courses": {name: {} for name in known.usable}, **settings}
@@ -145,12 +149,14 @@ async def showing(
         looking = asyncio.create_task(changes.run())
         decisions = served.decisions
         editor = CourseEditor(pool, courses, rules.rules, decisions, limits) if courses else None
-        streams = EventStreams(pool, changes, _LOG, StreamLimits())
-        dashboard = Dashboard(streams, look, rules.sharing, editor)
+        shared = EventStreams(Snapshots(pool, changes, _LOG), streams)
+        dashboard = Dashboard(shared, look, rules.sharing, editor)
         server = LimitedServer(
-            _application(served, changes, dashboard, identity), _LOG, ConnectionLimits(1000)
+            _application(served, changes, dashboard, identity, taken_within), _LOG, ConnectionLimits(1000)
         )
         (socket,) = bind_sockets(0, "127.0.0.1")
+        # Little is kept for readers by the system, so that it is seen what the service keeps.
+        socket.setsockopt(SOL_SOCKET, SO_SNDBUF, 64 * 1024)
         server.add_socket(socket)
         try:
             yield Site(
@@ -160,7 +166,7 @@ async def showing(
                 folder / "store.db",
             )
         finally:
-            streams.stop()
+            shared.snapshots.stop()
             changes.stop()
             looking.cancel()
             server.stop()
@@ -168,7 +174,11 @@ async def showing(
 
 
 def _application(
-    served: ServedPool, changes: LeaseChanges, dashboard: Dashboard, identity: HubIdentity | None
+    served: ServedPool,
+    changes: LeaseChanges,
+    dashboard: Dashboard,
+    identity: HubIdentity | None,
+    taken_within: float,
 ) -> Application:
     hub = HubOAuth(
         base_url=PREFIX,
@@ -185,7 +195,7 @@ def _application(
     return Application(
         pages,
         dashboard=dashboard,
-        taken_within=timedelta(seconds=30),
+        taken_within=timedelta(seconds=taken_within),
         template_path=str(WEB / "templates"),
         static_path=str(WEB / "static"),
         static_url_prefix=f"{PREFIX}static/",

@@ -14,7 +14,7 @@
     rate_limits     how often each user may have something decided, and how much at once
     heartbeats      leases of callers over TCP, which live while they are renewed
     lease_changes   wakes those who wait when something happens to their leases
-    event_streams   those who watch by server-sent events, and what each may see
+    event_streams   pages that stay live by server-sent events
     health          whether the pool works
     handler         what all handlers do alike: JSON in and out, errors as problem documents, the audit log
     handlers        what answers at each route

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from tornado.web import Application
 
 from gpu_pool.courses import CourseFolder, Courses
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.service import event_streams, handlers
+from gpu_pool.service import handlers
 from gpu_pool.service.callers import Identify
 from gpu_pool.service.connections import Network
 from gpu_pool.service.event_streams import EventStreams
@@ -44,10 +44,6 @@ class Exchange:
     body: type[bodies.Body] | None = None
     #: The parameters of the query, each with its JSON Schema. None of them is required.
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: The parameters in headers, likewise.
-    headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: What the answer is called among media types.
-    media_type: str = "application/json"
     #: What else it may answer, without a body: the HTTP status, and what that means.
     empty: Mapping[int, str] = field(default_factory=dict)
 
@@ -117,12 +113,6 @@ def _schema_of(field: WireField) -> Mapping[str, Any]:
 
 
 _NOTHING: Final = TypeAdapter(dict[str, str])
-_EVENTS: Final = Exchange(
-    "Send the devices, and the leases and the queue that the caller may see, whenever they change",
-    TypeAdapter(event_streams.Event),
-    headers={"Last-Event-ID": {"type": "string"}},
-    media_type=event_streams.MEDIA_TYPE,
-)
 
 ROUTES: Final = (
     Route(
@@ -145,18 +135,6 @@ ROUTES: Final = (
                 "Renew leases, and say which need no renewing",
                 TypeAdapter(bodies.HeartbeatAnswer),
                 bodies.HeartbeatBody,
-            )
-        },
-    ),
-    Route("/events", event_streams.PoolEvents, {"GET": _EVENTS}),
-    Route(
-        "/leases/{lease}/events",
-        event_streams.LeaseEvents,
-        {
-            "GET": replace(
-                _EVENTS,
-                summary="Send the lease, and why it waits, whenever that changes; 204 if its end was seen",
-                empty={204: "It has ended, and the client knows: it need not reconnect."},
             )
         },
     ),
@@ -217,14 +195,12 @@ def _operation(route: Route, operation: Exchange, schemas: _Schemas) -> dict[str
     described: dict[str, Any] = {
         "summary": operation.summary,
         "parameters": [
-            {"name": name, "in": place, "schema": schema}
-            for place, schemas_of in (("query", operation.query), ("header", operation.headers))
-            for name, schema in schemas_of.items()
+            {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
         ],
         "responses": {
             "200": {
                 "description": "Done",
-                "content": _content(schemas[id(operation.answer)], operation.media_type),
+                "content": _content(schemas[id(operation.answer)]),
             },
             **empty,
             "default": problem,

@@ -29,7 +29,7 @@ from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.connections import ConnectionLimits, read_networks
 from gpu_pool.service.course_log import CourseLog
 from gpu_pool.service.decisions import CallLimits
-from gpu_pool.service.event_streams import EventStreams, StreamLimits
+from gpu_pool.service.event_streams import EventStreams, Snapshots, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.health import check_processes_are_seen
 from gpu_pool.service.heartbeats import Heartbeats
@@ -211,7 +211,7 @@ class ServeApp(ServeSettings, Program):
 
     def _options(self, pool: EmbeddedPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
-        streams = EventStreams(pool, changes, self.log, self._limits())
+        streams = EventStreams(Snapshots(pool, changes, self.log), self._limits())
         return ApiOptions(
             pool=pool,
             served=ServedPool(
@@ -228,7 +228,7 @@ class ServeApp(ServeSettings, Program):
             taken_within=self.taken_within,
             metrics=_metrics(pool, lambda: {*self._pool_settings.courses, *courses().usable}),
             metrics_from=self._networks,
-            stops=[pool.stop_waiting, streams.stop],
+            stops=[pool.stop_waiting, streams.snapshots.stop],
         )
 
     def _limits(self) -> StreamLimits:

@@ -87,17 +87,17 @@ class ServeSettings(Configurable):
         help="Seconds after which a lease asked for over TCP ends if its process was not heard of.",
     ).tag(config=True)
     max_streams = WholeNumber(
-        32, min=1, max=1_000_000, help="Streams of events that one user may have open at once."
+        32, min=1, max=1_000_000, help="Live pages that one user may have open at once."
     ).tag(config=True)
     comment_every = Seconds(
         15.0,
         min=0.01,
         max=60.0,
-        help="""Seconds after which something is sent on a stream of events in any case, since proxies end
-        silent connections, and after which is asked anew whose it is.""",
+        help="""Seconds after which something is sent to a live page in any case, since proxies end silent
+        connections, and after which is asked anew who looks, or waits for a change.""",
     ).tag(config=True)
     longest_stream = Seconds(
-        600.0, min=0.01, help="Seconds after which a stream of events ends, and its client comes back."
+        600.0, min=0.01, help="Seconds after which a live page is sent no more, and asks again."
     ).tag(config=True)
     taken_within = Seconds(
         30.0,

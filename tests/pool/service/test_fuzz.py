@@ -23,9 +23,7 @@ async def test_no_request_makes_an_error_or_does_something_for_nobody(
     children: ForkServer, hub: Hub, folder: Path, user: str
 ) -> None:
     # A stream that goes on for ten minutes is no answer to wait for.
-    settings = (
-        "c.ServeApp.max_decisions = c.ServeApp.max_requests = 1_000_000\nc.ServeApp.longest_stream = 0.05"
-    )
+    settings = "c.ServeApp.max_decisions = c.ServeApp.max_requests = 1_000_000"
     async with serving_hub(children, hub, folder / "pool", settings) as behind:
         command = [str(_PROGRAM), "run", f"{behind.url}/api/v1/openapi.json", "--checks", _CHECKS]
         command += ["-H", f"Authorization: Bearer {await hub.token(user)}", "--max-examples", "40"]

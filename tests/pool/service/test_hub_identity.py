@@ -118,7 +118,6 @@ async def test_a_service_is_nobody_with_slices(behind_hub: HubService, hub: Hub)
         ("POST", f"/leases/{lease}/renew", {}),
         ("POST", "/heartbeat", {"leases": [lease]}),
         ("GET", "/history", None),
-        ("GET", "/events", None),
         ("POST", "/devices/0/drain", {"drained": True}),
         ("GET", "/forecast?request=2%25", None),
         ("GET", "/forecast?request=2%25&course=ml", None),

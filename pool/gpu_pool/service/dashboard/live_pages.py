@@ -24,9 +24,6 @@ from gpu_pool.visible import undeceiving, visible_lines
 from gpu_pool_client import NotAllowed
 from gpu_pool_client._remote.problems import ProblemDocument
 
-#: Pages of one user that are live at once.
-_MOST_LIVE_PAGES: Final = 32
-
 
 @dataclass(frozen=True, slots=True)
 class PageData:
@@ -47,13 +44,13 @@ class Dashboard:
         sharing: Sharing,
         editor: CourseEditor | None = None,
     ) -> None:
-        #: Shared with the API: one look at the pool serves all who watch.
+        #: One look at the pool serves all who watch.
         self.streams = streams
         #: None where there are no course files.
         self.editor = editor
         #: Live pages, of which each browser tab has one.
         self.live_pages = ConcurrencyLimit(
-            _MOST_LIVE_PAGES, "You have {most} live pages open already.", "Close some of them."
+            streams.limits.most, "You have {most} live pages open already.", "Close some of them."
         )
         self._courses = courses
         self._sharing = sharing
