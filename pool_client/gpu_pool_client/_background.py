@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from gpu_pool_client._backoff import Backoff
 from gpu_pool_client._errors import OverQuota, PoolUnreachable
 from gpu_pool_client._log import get_logger
 
@@ -107,7 +108,7 @@ async def keep(name: Hashable) -> None:
 
 async def _keep_trying(name: Hashable, job: object, what: str, give: Callable[[], Awaitable[None]]) -> None:
     """Give back until the pool has heard of it, or until :func:`keep`."""
-    pause = _SOON
+    backoff = Backoff(_SOON, _SELDOM)
     while _jobs.get(name) is job:
         _tries[name] = mine = asyncio.ensure_future(give())
         await asyncio.wait({mine})
@@ -116,10 +117,9 @@ async def _keep_trying(name: Hashable, job: object, what: str, give: Callable[[]
             if error is not None:
                 _warn("%s ends when its process is seen gone: %s", what, error)
             break
-        if pause == _SOON:
+        if backoff.is_fresh:
             _warn("%s is given back once its pool answers: %s", what, error)
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _SELDOM)
+        await backoff.wait()
     if _jobs.get(name) is job:
         del _jobs[name], _tries[name]
 

@@ -26,6 +26,7 @@ from kubernetes_asyncio.config import ConfigException
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.pod_troubles import denial, violation
 from gpu_pool_client import NotAllowed, PoolUnreachable
+from gpu_pool_client._backoff import Backoff
 
 #: Seconds in which a connection is made, and in which an answer has come.
 _CONNECT_WITHIN, _ANSWER_WITHIN = 10.0, 15.0
@@ -259,7 +260,7 @@ class ApiWriter:
 
     async def delete(self, pod: Manifest) -> bool:
         """Delete a pod, however long it takes until there is an answer; return whether it is done."""
-        metadata, pause = pod["metadata"], _FIRST_PAUSE
+        metadata, backoff = pod["metadata"], _backoff()
         path = f"{path_of(metadata['namespace'], 'pods')}/{metadata['name']}"
         body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         while True:
@@ -272,13 +273,12 @@ class ApiWriter:
                 self._log.error("The pod %s cannot be deleted: %s", metadata["name"], refused)
                 return False
             except ApiAway:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                await backoff.wait()
             else:
                 return True
 
     async def _retrying(self, method: str, path: str, body: Manifest | None = None) -> Any:
-        give_up_at, pause = time.monotonic() + _RETRY_FOR, _FIRST_PAUSE
+        give_up_at, backoff = time.monotonic() + _RETRY_FOR, _backoff()
         while True:
             try:
                 return await self._api.ask(method, path, body)
@@ -298,8 +298,11 @@ class ApiWriter:
                     "The cluster does not answer at the moment, so the kernel could not be started.",
                     "Your slice is kept. Try again in a minute.",
                 ) from why
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await backoff.wait()
+
+
+def _backoff() -> Backoff:
+    return Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
 
 def path_of(namespace: str, kind: str) -> str:

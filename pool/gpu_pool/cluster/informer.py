@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing
 from typing import Any, Final
 
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects import Manifest
+from gpu_pool_client._backoff import Backoff
 
 Key = tuple[str, str]
 #: Is told what an object was and what it is; None is for one that is not there.
@@ -81,15 +81,16 @@ class Informer:
 
     async def run(self) -> None:
         """List and watch for as long as the service runs."""
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, spread=0.5)
         while True:
+            pause: float | None = None
             try:
                 if not self._version:
                     await self._list()
                 await self._watch()
-                pause = _FIRST_PAUSE
+                backoff.reset()
             except ApiRefused as refused:
-                pause = self._refused(refused, pause)
+                pause = self._refused(refused)
             except ApiAway as away:
                 if away.no_such_path and self._is_tried_next():
                     continue
@@ -99,11 +100,10 @@ class Informer:
             except Exception:  # noqa: BLE001 - one odd object must not end the watch of all others
                 self._log.exception("Watching %s failed", self._path)
                 self._version = ""
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads attempts
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(backoff.pause() if pause is None else backoff.shortened(pause))
 
-    def _refused(self, refused: ApiRefused, pause: float) -> float:
-        """Decide what to do after a refusal; return after how many seconds."""
+    def _refused(self, refused: ApiRefused) -> float | None:
+        """Decide what to do after a refusal; return after how many seconds, None for longer each time."""
         self.answered = True
         if refused.status == _GONE:
             self._version = ""
@@ -117,7 +117,7 @@ class Informer:
         if refused.status == _FORBIDDEN:
             return _LONGEST_PAUSE
         self._version = ""
-        return pause
+        return None
 
     def _absent(self) -> float:
         """Go on with the next version of this kind; return after how many seconds."""

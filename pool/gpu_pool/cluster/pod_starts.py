@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpu_pool.cluster import kueue
@@ -22,6 +22,7 @@ from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool.cluster.kernel_pods import KernelPods, KernelStart
 from gpu_pool.cluster.pod_states import PodFailureCause
+from gpu_pool_client._backoff import Backoff
 from gpu_pool_client._durations import format_duration
 
 #: Seconds between two looks, and for which a pod may be on its way before its events are asked for.
@@ -41,9 +42,9 @@ class _Wait:
     """One start that is under way."""
 
     since: float
-    #: When its pod is made again if its machine has refused it, and how long is waited before the next time.
+    #: When its pod is made again if its machine has refused it, and how long it is waited for each time.
     again_at: float = 0.0
-    pause: float = _FIRST_PAUSE
+    backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_PAUSE, _LONGEST_PAUSE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class PodStarts:
         )
         for start, wait in self._waits.items():
             if starts[start] not in late and now >= wait.again_at and await self._kernels.make_again(start):
-                wait.again_at, wait.pause = now + wait.pause, min(2 * wait.pause, _LONGEST_PAUSE)
+                wait.again_at = now + wait.backoff.pause()
 
     async def _read_events(self, namespace: str) -> None:
         path, query = f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": _SELECTOR}
