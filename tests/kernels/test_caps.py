@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool_kernels.inkernel import caps, extension
 from support.frameworks import write_tensorflow, write_torch
 
 from .conftest import SLICE, Kernel, Start
@@ -35,6 +36,10 @@ async def said(kernel: Kernel, code: str) -> str:
     outputs = await kernel.run(code)
     assert (outputs.error, outputs.stderr) == (None, "")
     return outputs.stdout
+
+
+def test_the_limits_are_looked_after_where_any_of_them_is_set() -> None:
+    assert set(extension.LIMIT_VARIABLES) == set(caps.VARIABLES.values())
 
 
 async def test_torch_is_limited_when_it_initialises_cuda_and_not_before(begin: Begin) -> None:

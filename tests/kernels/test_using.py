@@ -40,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(resize.VARIABLE, str(tmp_path))
     monkeypatch.setattr(resize, "TIMEOUT", 0.1)
-    monkeypatch.setattr(resize, "pending", "")
+    extension.size_changes.cache_clear()
     made = Place(tmp_path)
     yield made
     made.close()

@@ -13,8 +13,8 @@ import sys
 import threading
 from typing import Any, Iterator  # noqa: UP035 - Iterator is not generic elsewhere in Python 3.6
 
-from .extension import LIMITS as VARIABLES
-
+#: What each may take of each device, as the launcher of the kernel says it: a share, ``0.01083``, and MiB.
+VARIABLES = {"torch": "GPU_POOL_TORCH_FRACTION", "tensorflow": "GPU_POOL_TENSORFLOW_MIB"}
 UNLIMITED = (
     "gpu-pool: {} gets no memory limit in this kernel ({}). "
     "Keep it within your slice: others have the rest of this GPU."

@@ -1,11 +1,15 @@
 """The IPython extension: registers what the other modules do, and loads them only when used."""
 
+import functools
 import os
 import sys
 
-#: What frameworks that read no limit themselves may take of each device; ``caps`` sees to it:
-#: a share such as ``0.01083``, and MiB.
-LIMITS = {"torch": "GPU_POOL_TORCH_FRACTION", "tensorflow": "GPU_POOL_TENSORFLOW_MIB"}
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import resize
+
+#: The variables of ``caps``, which is loaded only where one of them is set.
+LIMIT_VARIABLES = ("GPU_POOL_TORCH_FRACTION", "GPU_POOL_TENSORFLOW_MIB")
 #: What this kernel's user is to read below the first cell.
 NOTICE_VARIABLE = "GPU_POOL_NOTICE"
 USAGE = "Use %gpu to see this kernel's slice of a GPU, %gpu use 10% to change its size, or %gpu keep 2h."
@@ -22,10 +26,18 @@ def load(shell: object) -> None:
 
 def limit_frameworks() -> None:
     """Have the limits set that this kernel was given, whenever their frameworks are imported."""
-    if any(name in os.environ for name in LIMITS.values()):
+    if any(name in os.environ for name in LIMIT_VARIABLES):
         from . import caps
 
         caps.watch()
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.6 has no other
+def size_changes() -> "resize.SizeChanges":
+    """Return what this kernel has asked for by ``%gpu use``."""
+    from . import resize
+
+    return resize.SizeChanges(limit_frameworks)
 
 
 def tell(shell: object, notice: str) -> None:
@@ -56,18 +68,16 @@ def gpu(line: str) -> object:
     """
     words = line.split()
     if not words:
-        from . import resize, slice_info
+        from . import slice_info
 
-        resize.catch_up()
+        size_changes().catch_up()
         return slice_info.current()
     if words[0] == "keep" and len(words) == 2:
         from . import keep_alive
 
         keep_alive.keep(words[1])
     elif words[0] == "use" and len(words) > 1:
-        from . import resize
-
-        resize.use(" ".join(words[1:]))
+        size_changes().use(" ".join(words[1:]))
     else:
         print(USAGE, file=sys.stderr)
     return None

@@ -11,8 +11,9 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Callable  # noqa: UP035 - not generic elsewhere in Python 3.6
 
-from . import caps, extension, keep_alive, slice_info
+from . import caps, keep_alive, slice_info
 
 #: The variable that names the folder, and what lies in it.
 VARIABLE = "GPU_POOL_RESIZE_DIR"
@@ -37,28 +38,52 @@ LIMITS = {
     "cupy": ("CUPY_GPU_MEMORY_LIMIT",),
 }
 
-#: The id of the last request, until its answer has been taken.
-pending = ""
 
+class SizeChanges:
+    """What one kernel has asked for. ``limit_frameworks`` has them follow the environment from then on."""
 
-def use(size: str) -> None:
-    """Ask for the size, and print the answer."""
-    global pending
-    if not os.environ.get("GPU_POOL_SLICE"):
-        print(slice_info.MISSING)
-        return
-    request = uuid.uuid4().hex
-    if not send({"id": request, "size": size[:LONGEST]}):
-        if not (os.environ.get(POD) and keep_alive.send({"size": size[:LONGEST]}, MESSAGE)):
-            print(ALONE, file=sys.stderr)
-        return
-    pending = request
-    give_up = time.monotonic() + TIMEOUT
-    while pending and time.monotonic() < give_up:
-        time.sleep(PAUSE)
-        catch_up()
-    if pending:
-        print(SILENT, file=sys.stderr)
+    def __init__(self, limit_frameworks: "Callable[[], None]") -> None:
+        self._limit_frameworks = limit_frameworks
+        #: The id of the last request, until its answer has been taken.
+        self._pending = ""
+
+    def use(self, size: str) -> None:
+        """Ask for the size, and print the answer."""
+        if not os.environ.get("GPU_POOL_SLICE"):
+            print(slice_info.MISSING)
+            return
+        request = uuid.uuid4().hex
+        if not send({"id": request, "size": size[:LONGEST]}):
+            if not (os.environ.get(POD) and keep_alive.send({"size": size[:LONGEST]}, MESSAGE)):
+                print(ALONE, file=sys.stderr)
+            return
+        self._pending = request
+        give_up = time.monotonic() + TIMEOUT
+        while self._pending and time.monotonic() < give_up:
+            time.sleep(PAUSE)
+            self.catch_up()
+        if self._pending:
+            print(SILENT, file=sys.stderr)
+
+    def catch_up(self) -> None:
+        """Take the answer to the last request, if there is one that has not been taken yet."""
+        if not self._pending:
+            return
+        try:
+            answer = json.loads((Path(os.environ[VARIABLE]) / ANSWER).read_text(encoding="utf-8"))
+        except (KeyError, OSError, ValueError):
+            return
+        if answer.get("id") != self._pending:
+            return
+        self._pending = ""
+        changed = answer.get("variables", {})
+        apply(changed)
+        self._limit_frameworks()
+        print(answer["message"], file=sys.stdout if answer["granted"] else sys.stderr)
+        for framework in stale(changed):
+            print(STALE.format(framework), file=sys.stderr)
+        for framework in caps.too_late(changed):
+            print(caps.LATE.format(framework), file=sys.stderr)
 
 
 def send(request: "dict[str, str]") -> bool:
@@ -77,27 +102,6 @@ def send(request: "dict[str, str]") -> bool:
     return True
 
 
-def catch_up() -> None:
-    """Take the answer to the last request, if there is one that has not been taken yet."""
-    global pending
-    if not pending:
-        return
-    try:
-        answer = json.loads((Path(os.environ[VARIABLE]) / ANSWER).read_text(encoding="utf-8"))
-    except (KeyError, OSError, ValueError):
-        return
-    if answer.get("id") != pending:
-        return
-    pending = ""
-    changed = answer.get("variables", {})
-    apply(changed)
-    print(answer["message"], file=sys.stdout if answer["granted"] else sys.stderr)
-    for framework in stale(changed):
-        print(STALE.format(framework), file=sys.stderr)
-    for framework in caps.too_late(changed):
-        print(caps.LATE.format(framework), file=sys.stderr)
-
-
 def apply(changed: "dict[str, list[str | None]]") -> None:
     """Change the environment, but for limits that the user has changed in the meantime."""
     for name, (before, now) in changed.items():
@@ -108,7 +112,6 @@ def apply(changed: "dict[str, list[str | None]]") -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = now
-    extension.limit_frameworks()
 
 
 def stale(changed: "dict[str, list[str | None]]") -> "list[str]":
