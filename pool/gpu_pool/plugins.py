@@ -1,13 +1,18 @@
-"""Parts of the pool that packages offer through entry points, this one and others alike: tiers and dialects.
+"""Parts of the pool that may be missing: those that packages offer through entry points, and those of extras.
 
-A part that cannot be used is told of in words, and keeps nothing else from working.
+Through entry points this package and others offer tiers and dialects. A part that cannot be used is told of
+in words, and keeps nothing else from working.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
+
+from gpu_pool_client import NotAllowed
 
 #: Where ours are. No other package takes a name from them.
 _OURS = "gpu_pool."
@@ -45,3 +50,17 @@ def load(group: str, name: str, base: type) -> Any:
 
 def _package(point: EntryPoint) -> str:
     return f"package {point.dist.name}" if point.dist is not None else f"module {point.module}"
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Import within this what an extra brings. Raises ``NotAllowed`` where it is not installed.
+
+    ``what`` begins the sentence: "Kubernetes support", say.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise NotAllowed(
+            f"{what} is not installed: {error}.", f"Install it: pip install 'jupyter-gpu-pool[{extra}]'."
+        ) from error

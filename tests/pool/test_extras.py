@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_pool.extras import needs_extra
+from gpu_pool.plugins import needs_extra
 from gpu_pool_client import NotAllowed
 
 

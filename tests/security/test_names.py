@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_pool.caller import Peer
-from gpu_pool.service.callers import PeerIdentity
+from gpu_pool.names import LONGEST, is_name, name_of
+from gpu_pool.service.callers import AccountNames, PeerIdentity
 from gpu_pool.service.hub import named_by
-from gpu_pool.user_names import LONGEST, is_name, name_of
 from gpu_pool_client import BadRequest, Holder, Process, parse_request
 from support.pools import device, embedded
 from support.service import ForkServer
@@ -113,15 +113,13 @@ async def test_the_store_takes_no_name_that_could_be_another_s(tmp_path: Path, n
         assert (await pool.status()).leases == ()
 
 
-def test_so_are_accounts_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_are_accounts_of_the_machine() -> None:
     accounts = {2000: "eve", 2001: "\u200beve", 2002: "?eve", 2003: "%E2%80%8Beve", 2004: "x" * 300}
-    monkeypatch.setattr("gpu_pool.service.callers.user_name", accounts.__getitem__)
-    monkeypatch.setattr("gpu_pool.service.hub.user_name", accounts.__getitem__)
-    monkeypatch.setattr("gpu_pool.service.hub.account_name", accounts.get)
+    known = AccountNames(account=accounts.get)
     for identity in (
-        PeerIdentity(0, []),
-        PeerIdentity(0, [], named_by("")),
-        PeerIdentity(0, [], named_by("{username}")),
+        PeerIdentity(0, [], accounts=known),
+        PeerIdentity(0, [], named_by("", known), known),
+        PeerIdentity(0, [], named_by("{username}", known), known),
     ):
         names = [identity.caller(Peer(uid, Process.current(), contained=False)).user for uid in accounts]
         assert len(set(names)) == len(accounts)

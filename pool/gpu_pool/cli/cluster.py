@@ -13,7 +13,7 @@ from gpu_pool.cluster.dialects import Cluster, Dialect, DialectChoice, NodeUse, 
 from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
 from gpu_pool.cluster.dialects.dra import Dra
 from gpu_pool.cluster.kueue import version_of
-from gpu_pool.extras import needs_extra
+from gpu_pool.plugins import needs_extra
 from gpu_pool_client import (
     DeviceStatus,
     GpuPoolError,

@@ -11,7 +11,7 @@ from typing import Final
 
 from gpu_pool.courses.hours import DAYS
 from gpu_pool.courses.model import CourseFile
-from gpu_pool.user_names import is_named
+from gpu_pool.names import is_named
 from gpu_pool_client import NotAllowed, SliceRequest
 
 #: Tells nothing of a course to whoever is not in it, but that there is one.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpu_pool.names import visible
 from gpu_pool.policy.course_values import given
-from gpu_pool.visible import visible
 
 #: ``title: Intro`` with what comes before: the indentation, and the dash of an item of a list.
 _FIELD: Final = re.compile(r"(?P<before> *(?:- +)*)(?P<name>[A-Za-z_]\w*): +(?P<value>\S.*)")

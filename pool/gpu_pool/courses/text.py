@@ -18,8 +18,8 @@ from typing import Any, Final, TypeAlias
 import yaml
 
 from gpu_pool.courses.mistakes import explain, of_line
+from gpu_pool.names import hides, named, visible
 from gpu_pool.policy.course_values import given
-from gpu_pool.visible import hides, named, visible
 from gpu_pool_client import BadRequest
 
 #: What was written. None stands where something was, and was refused.

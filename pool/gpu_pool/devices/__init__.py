@@ -32,7 +32,7 @@ def discover(environ: Mapping[str, str] | None = None) -> Inventory:
     how to go on without a GPU.
 
     Raises :class:`~gpu_pool_client.BadRequest` if the variable is not understood, and
-    :class:`~gpu_pool.nvml_shadowed.NvmlShadowed` if another package stands in the place of nvidia-ml-py.
+    :class:`~gpu_pool.nvml.shadowed.NvmlShadowed` if another package stands in the place of nvidia-ml-py.
     """
     environ = os.environ if environ is None else environ
     text = environ.get(VARIABLE, "").strip()

@@ -200,7 +200,7 @@ def _is_working(pids: set[int], uuids: Iterable[str]) -> tuple[bool | None, bool
     And whether it never does, of one of these devices.
     """
     # Imported here because it costs some 40 ms, which simulated devices need not pay.
-    from gpu_pool.nvml_library import pynvml
+    from gpu_pool.nvml import pynvml
 
     failures = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
     try:
@@ -223,8 +223,8 @@ def _is_working(pids: set[int], uuids: Iterable[str]) -> tuple[bool | None, bool
 
 
 def _works_for(pids: set[int], uuid: str) -> bool | None:
-    from gpu_pool.nvml_library import pynvml
-    from gpu_pool.process_memory import computing
+    from gpu_pool.nvml import pynvml
+    from gpu_pool.nvml.process_memory import computing
 
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     if not computing(handle).keys() & pids:

@@ -19,7 +19,7 @@ from gpu_pool.devices.inventory import Inventory, context_mib
 from gpu_pool.devices.nvml_session import FAILURES
 from gpu_pool.devices.side_by_side import read_all
 from gpu_pool.devices.visible import CardNames
-from gpu_pool.nvml_library import pynvml
+from gpu_pool.nvml import pynvml
 from gpu_pool_client import WHOLE, Device
 from gpu_pool_client._values import CONTEXT_MIB
 

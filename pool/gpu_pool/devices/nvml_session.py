@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpu_pool.devices.problems import library_problem
-from gpu_pool.nvml_library import pynvml
+from gpu_pool.nvml import pynvml
 
 #: What NVML fails with; a function missing from an older driver's library is reported by either.
 FAILURES: Final = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)

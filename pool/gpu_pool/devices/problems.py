@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_pool.nvml_library import pynvml
+from gpu_pool.nvml import pynvml
 
 _UPDATED: Final = (
     "The NVIDIA driver that runs and its library have different versions, "

@@ -15,11 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gpu_pool import process_memory
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.nvml_session import FAILURES, NvmlSession
 from gpu_pool.devices.problems import card_problem
-from gpu_pool.nvml_library import pynvml
+from gpu_pool.nvml import process_memory, pynvml
 from gpu_pool_client import Device
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._processes import pid_namespace

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpu_pool.names import all_names, is_named
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import UNLIMITED, Quota, Sharing
-from gpu_pool.user_names import all_names, is_named
 from gpu_pool_client import (
     WHOLE,
     Device,

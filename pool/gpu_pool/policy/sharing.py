@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpu_pool.names import is_named
 from gpu_pool.policy.course_values import (
     read_duration,
     read_memory,
@@ -20,7 +21,6 @@ from gpu_pool.policy.course_values import (
     read_yes_or_no,
 )
 from gpu_pool.policy.queue import Policy
-from gpu_pool.user_names import is_named
 from gpu_pool_client import BadRequest, NotAllowed, Terms, WhenIdle
 
 

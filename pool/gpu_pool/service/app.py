@@ -23,7 +23,7 @@ from traitlets.config import Config
 from gpu_pool.audit import AuditLog
 from gpu_pool.courses import CourseFolder, Courses, shared_folder
 from gpu_pool.embedded.pool import EmbeddedPool, store_path
-from gpu_pool.extras import needs_extra
+from gpu_pool.plugins import needs_extra
 from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.connections import ConnectionLimits, read_networks
@@ -279,7 +279,7 @@ class ServeApp(ServeSettings, Program):
 
     def _open_socket(self, options: ApiOptions, listening: ServiceSocket) -> LimitedServer:
         named = named_by(self.system_users) if self._place is not None else None
-        identify = PeerIdentity(os.geteuid(), self.admins, *([named] if named else []))
+        identify = PeerIdentity(os.geteuid(), self.admins, named)
         limits = self._connection_limits(self.max_socket_clients)
         server = PeerServer(api(options, identify), self.log, limits, identify, options.changes.holds)
         server.add_socket(listening.listener)

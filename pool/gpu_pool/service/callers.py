@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol
 from tornado.httputil import HTTPServerRequest
 
 from gpu_pool.caller import Caller, Peer
-from gpu_pool.user_names import name_of
+from gpu_pool.names import name_of
 from gpu_pool_client import BadRequest, NotAllowed, Process
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._processes import boot_id, owner_of, pid_namespace
@@ -100,39 +100,54 @@ def namespaced_pids(pid: int) -> list[int]:
     return [int(each) for each in procfs.status(pid, b"NSpid")]
 
 
-def user_name(uid: int) -> str:
-    """Return the name of a user; for a uid without one its :func:`subordinate_owner`, or ``uid-N``."""
-    return account_name(uid) or _remembered(uid, "subordinate", subordinate_owner) or f"uid-{uid}"
-
-
-def account_name(uid: int) -> str | None:
-    """Return the name of a user who has one."""
-    return _remembered(uid, "account", _account)
-
-
+#: Lines of OWNER:FIRST:COUNT; the owner is a name or a uid.
+FILE: Final = Path("/etc/subuid")
 #: Seconds for which the name of a uid holds, which may become somebody else's.
 _NAME_HOLDS: Final = 60.0
 #: Names that are remembered before all are forgotten.
 _MOST_NAMES: Final = 4096
-#: The names of uids, by where they were found, and until when they hold.
-_names: dict[tuple[int, str], tuple[str, float]] = {}
 
 
-def _remembered(uid: int, kind: str, find: Callable[[int], str | None]) -> str | None:
-    """Return the name that was found lately, or find it.
+class AccountNames:
+    """What the system calls the users of uids, each remembered for a minute. Used by any thread.
 
-    That there is none is never remembered: the directory of users may have failed to answer, and
-    who asks would be somebody else for as long.
+    That there is no name is never remembered: the directory of users may have failed to answer, and who
+    asks would be somebody else for as long.
     """
-    name, until = _names.get((uid, kind), ("", 0.0))
-    if time.monotonic() < until:
-        return name
-    found = find(uid)
-    if found is not None:
-        if len(_names) >= _MOST_NAMES:
-            _names.clear()
-        _names[uid, kind] = found, time.monotonic() + _NAME_HOLDS
-    return found
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        account: Callable[[int], str | None] | None = None,
+        subordinates: Path = FILE,
+    ) -> None:
+        """``account`` finds the name of a uid; ``subordinates`` is a file as subuid(5) describes it."""
+        self._clock, self._account, self._subordinates = clock, account or _account, subordinates
+        #: The names of uids, by where they were found, and until when they hold.
+        self._known: dict[tuple[int, str], tuple[str, float]] = {}
+
+    def user(self, uid: int) -> str:
+        """Return the name of a user; for a uid without one its :func:`subordinate_owner`, or ``uid-N``."""
+        return self.account(uid) or self._remembered(uid, "subordinate", self._subordinate) or f"uid-{uid}"
+
+    def account(self, uid: int) -> str | None:
+        """Return the name of a user who has one."""
+        return self._remembered(uid, "account", self._account)
+
+    def _subordinate(self, uid: int) -> str | None:
+        return subordinate_owner(uid, self._subordinates)
+
+    def _remembered(self, uid: int, kind: str, find: Callable[[int], str | None]) -> str | None:
+        """Return the name that was found lately, or find it."""
+        name, until = self._known.get((uid, kind), ("", 0.0))
+        if self._clock() < until:
+            return name
+        found = find(uid)
+        if found is not None:
+            if len(self._known) >= _MOST_NAMES:
+                self._known.clear()
+            self._known[uid, kind] = found, self._clock() + _NAME_HOLDS
+        return found
 
 
 def _account(uid: int) -> str | None:
@@ -140,6 +155,10 @@ def _account(uid: int) -> str | None:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return None
+
+
+#: Those of this process.
+ACCOUNTS: Final = AccountNames()
 
 
 class PeerName(NamedTuple):
@@ -153,20 +172,20 @@ class PeerName(NamedTuple):
 class PeerIdentity:
     """Knows callers by the credentials of their connection (see ``http_server.PeerServer``).
 
-    ``named`` returns the user and the mark of the owner of a process.
+    ``named`` returns the user and the mark of the owner of a process, by default as ``accounts`` has it.
     """
 
     def __init__(
         self,
         own_uid: int,
         admins: Collection[str],
-        named: Callable[[Peer], PeerName] = lambda peer: PeerName(
-            name_of(user_name(peer.uid)), str(peer.uid)
-        ),
+        named: Callable[[Peer], PeerName] | None = None,
+        accounts: AccountNames = ACCOUNTS,
     ) -> None:
         self._own_uid = own_uid
         self._admins = frozenset(admins)
-        self._named = named
+        self._accounts = accounts
+        self._named = named or self._of_system
 
     async def __call__(
         self,
@@ -199,13 +218,14 @@ class PeerIdentity:
             return Caller(f"uid-{peer.uid}", False, f"c{peer.uid}", peer.process, peer)
         user, mark, account = self._named(peer)
         # What an administrator runs as another uid, in a container for instance, is none.
-        is_named = account_name(peer.uid) is not None and user in self._admins
+        is_named = self._accounts.account(peer.uid) is not None and user in self._admins
         is_admin = not peer.contained and (peer.uid in (0, self._own_uid) or is_named)
         return Caller(user, is_admin, mark, peer.process, peer, account=account)
 
+    def _of_system(self, peer: Peer) -> PeerName:
+        return PeerName(name_of(self._accounts.user(peer.uid)), str(peer.uid))
 
-#: Lines of OWNER:FIRST:COUNT; the owner is a name or a uid.
-FILE: Final = Path("/etc/subuid")
+
 _MOST_BYTES: Final = 1024 * 1024
 #: Uids of people. What belongs to a system's account (root's containers, Docker's ``dockremap``)
 #: runs for many people, who must not be one user, and least of all root.

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpu_pool.courses import Courses, FileProblem
 from gpu_pool.courses.reading import SUFFIX
-from gpu_pool.visible import visible
+from gpu_pool.names import visible
 
 #: Seconds between two looks.
 _LOOK_EVERY: Final = 2.0

@@ -27,7 +27,7 @@ from tornado.iostream import IOStream
 from tornado.web import Application
 
 from gpu_pool.caller import Peer
-from gpu_pool.service.callers import PeerIdentity, account_name, peer_of, user_name
+from gpu_pool.service.callers import ACCOUNTS, PeerIdentity, peer_of
 from gpu_pool.service.connections import (
     Connection,
     ConnectionLimits,
@@ -178,8 +178,8 @@ def person(peer: Peer) -> str:
     Whoever has a person's uid in a container of somebody else's must not be in that person's way.
     The subordinate uids of a person are all theirs, wherever they are.
     """
-    where = " in a container" if peer.contained and account_name(peer.uid) is not None else ""
-    return f"user {user_name(peer.uid)}{where}"
+    where = " in a container" if peer.contained and ACCOUNTS.account(peer.uid) is not None else ""
+    return f"user {ACCOUNTS.user(peer.uid)}{where}"
 
 
 class _RequestObserver(HTTPMessageDelegate):

@@ -25,11 +25,11 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validat
 from tornado.httputil import HTTPServerRequest
 
 from gpu_pool.caller import Caller, Peer
-from gpu_pool.service.callers import PeerName, account_name, user_name
+from gpu_pool.names import is_named, name_of
+from gpu_pool.service.callers import ACCOUNTS, AccountNames, PeerName
 from gpu_pool.service.connections import client_of
 from gpu_pool.service.heartbeats import remote_process
 from gpu_pool.service.tokens import Client, FairSemaphore, KnownTokens, WaitingClients, digest_of
-from gpu_pool.user_names import is_named, name_of
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._remote import bodies
@@ -450,7 +450,7 @@ def _read_api(url: str) -> tuple[Where, str]:
     )
 
 
-def named_by(system_users: str) -> Callable[[Peer], PeerName]:
+def named_by(system_users: str, accounts: AccountNames = ACCOUNTS) -> Callable[[Peer], PeerName]:
     """Return what names the users of the socket: by the Hub's name where ``system_users`` says it is theirs.
 
     ``system_users`` is what the Hub's users are called on this machine, with
@@ -463,9 +463,9 @@ def named_by(system_users: str) -> Callable[[Peer], PeerName]:
         raise BadRequest(f"system_users is {system_users!a}.", f"Accepted: a name with {_USERNAME} in it.")
 
     def named(peer: Peer) -> PeerName:
-        name = user_name(peer.uid)
+        name = accounts.user(peer.uid)
         user = name[len(before) : len(name) - len(after)]
-        is_account = account_name(peer.uid) is not None and peer.uid != 0 and not peer.contained
+        is_account = accounts.account(peer.uid) is not None and peer.uid != 0 and not peer.contained
         is_theirs = is_account and user and name == f"{before}{user}{after}"
         if found and is_theirs:
             known = name_of(user, apart_from="/")

@@ -14,7 +14,7 @@ from tornado.web import RequestHandler
 from gpu_pool.audit import AuditLog
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.embedded.pool import EmbeddedPool
-from gpu_pool.extras import needs_extra
+from gpu_pool.plugins import needs_extra
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
 from gpu_pool_client import WHOLE, DeviceStatus, EndedLease, Lease, LeaseState, NotAllowed, PoolStatus

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpu_pool.audit import audit_log
 from gpu_pool.clock import Clock
 from gpu_pool.embedded.expected_waits import ForecastInput
+from gpu_pool.names import checked_name
 from gpu_pool.policy import admission, placement, quotas
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
@@ -25,7 +26,6 @@ from gpu_pool.store.lease_table import LeaseTable, plain, read_request, write_pr
 from gpu_pool.store.queue import QueueForecast, StoredQueue, allowed_devices
 from gpu_pool.store.resizing import Resizing
 from gpu_pool.store.usage import MeasuredUseTable, UsageTotals
-from gpu_pool.user_names import checked_name
 from gpu_pool_client import (
     BadRequest,
     Device,

@@ -9,14 +9,14 @@ import pytest
 from gpu_pool.caller import Peer
 from gpu_pool.courses.access import system_groups
 from gpu_pool.courses.admission import CourseAdmission
-from gpu_pool.service.callers import PeerIdentity, user_name
+from gpu_pool.service.callers import ACCOUNTS, PeerIdentity
 from gpu_pool.service.hub import named_by
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process
 
 #: An account that every system has, and its groups.
 UID = 65534
-ACCOUNT = user_name(UID)
+ACCOUNT = ACCOUNTS.user(UID)
 GROUPS = system_groups(ACCOUNT)
 #: As on a Hub that calls an account by what is left of its name.
 SHORT = f"{ACCOUNT[:2]}{{username}}"

@@ -8,8 +8,8 @@ from hypothesis import strategies as some
 
 from gpu_pool.courses import BadCourseFile, check_course, parse_course, read_course
 from gpu_pool.courses.editing import difference
+from gpu_pool.names import visible
 from gpu_pool.service.dashboard.edit_page import diff_lines
-from gpu_pool.visible import visible
 
 GOOD = "title: A course\nslices:\n  - name: Small\n    request: 2%\n"
 #: Embeddings, overrides and isolates, marks, line ends, a byte order mark, tags, controls of both kinds.

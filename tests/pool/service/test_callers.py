@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from gpu_pool.caller import Caller, Peer
-from gpu_pool.service import callers
-from gpu_pool.service.callers import PeerIdentity, peer_of, verify_process
+from gpu_pool.service.callers import AccountNames, PeerIdentity, peer_of, verify_process
 from gpu_pool_client import NotAllowed, Process
 from support.pools import identity, running
 from support.users import NOBODY
@@ -89,31 +86,19 @@ def test_ones_own_process_may_be_attached() -> None:
     assert verify_process(Caller("me", False, "me", me, Peer(os.getuid(), me, contained=False)), me) == me
 
 
-@pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """A machine whose users are in this directory alone."""
-    found: dict[int, str] = {}
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=found[uid]))
-    monkeypatch.setattr(callers, "_names", {})
-    return found
-
-
-def test_a_user_whom_the_directory_did_not_know_for_a_moment_is_themselves_again(
-    directory: dict[int, str],
-) -> None:
-    identity, peer = PeerIdentity(0, []), Peer(4711, Process.current(), contained=False)
+def test_a_user_whom_the_directory_did_not_know_for_a_moment_is_themselves_again() -> None:
+    directory: dict[int, str] = {}
+    identity = PeerIdentity(0, [], accounts=AccountNames(account=directory.get))
+    peer = Peer(4711, Process.current(), contained=False)
     assert identity.caller(peer).user == "uid-4711"
     directory[4711] = "ada"
     assert identity.caller(peer).user == "ada"
 
 
-def test_who_gets_anothers_uid_does_not_keep_their_name(
-    directory: dict[int, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(callers, "time", SimpleNamespace(monotonic=lambda: now))
-    identity, peer = PeerIdentity(0, []), Peer(4711, Process.current(), contained=False)
-    directory[4711] = "ada"
+def test_who_gets_anothers_uid_does_not_keep_their_name() -> None:
+    now, directory = 100.0, {4711: "ada"}
+    identity = PeerIdentity(0, [], accounts=AccountNames(lambda: now, directory.get))
+    peer = Peer(4711, Process.current(), contained=False)
     assert identity.caller(peer).user == "ada"
     directory[4711] = "grace"
     now += 59

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.caller import Peer
-from gpu_pool.service.callers import PeerName, user_name
+from gpu_pool.service.callers import ACCOUNTS, PeerName
 from gpu_pool.service.hub import hub_place, mark_of, named_by
 from gpu_pool_client import BadRequest
 from gpu_pool_client._remote.exchange import ServerAddress
@@ -92,7 +92,7 @@ def test_a_service_without_a_secret_is_refused() -> None:
         hub_place("127.0.0.1:10101", "")
 
 
-NOBODY = user_name(65534)
+NOBODY = ACCOUNTS.user(65534)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ NOBODY = user_name(65534)
         (f"{NOBODY}{{username}}", 65534, False, f"local/{NOBODY}"),
         # Many share one uid there, and root is nobody's account.
         ("{username}", 65534, True, f"local/{NOBODY}"),
-        ("{username}", 0, False, f"local/{user_name(0)}"),
+        ("{username}", 0, False, f"local/{ACCOUNTS.user(0)}"),
     ],
 )
 def test_whose_account_is_a_hub_users(system_users: str, uid: int, contained: bool, user: str) -> None:
-    theirs = PeerName(user, mark_of(user), user_name(uid))
+    theirs = PeerName(user, mark_of(user), ACCOUNTS.user(uid))
     local = PeerName(user, str(uid))
     expected = local if user.startswith("local/") else theirs
     assert named_by(system_users)(Peer(uid, None, contained)) == expected

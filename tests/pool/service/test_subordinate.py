@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_pool.caller import Peer
-from gpu_pool.service import callers
-from gpu_pool.service.callers import PeerIdentity, subordinate_owner
+from gpu_pool.service.callers import AccountNames, PeerIdentity, subordinate_owner
 from gpu_pool.service.hub import named_by
 from gpu_pool_client import Process
 
@@ -33,8 +32,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(pwd, "getpwuid", by_uid)
     file = tmp_path / "subuid"
     file.write_text("ada:100000:65536\n")
-    monkeypatch.setattr(callers.subordinate_owner, "__defaults__", (file,))
-    monkeypatch.setattr(callers, "_names", {})
     return file
 
 
@@ -74,8 +71,8 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("contained", [True, False])
-def test_it_counts_as_its_owner_and_never_as_an_administrator(contained: bool) -> None:
-    identity = PeerIdentity(0, ["ada"])
+def test_it_counts_as_its_owner_and_never_as_an_administrator(machine: Path, contained: bool) -> None:
+    identity = PeerIdentity(0, ["ada"], accounts=AccountNames(subordinates=machine))
     container = identity.caller(Peer(HERS, Process.current(), contained))
     assert (container.user, container.is_admin) == ("ada", False)
     assert identity.caller(Peer(1000, Process.current(), contained=False)).is_admin
@@ -85,15 +82,17 @@ def test_it_counts_as_its_owner_and_never_as_an_administrator(contained: bool) -
 
 def test_what_nobody_owns_has_a_number(machine: Path) -> None:
     machine.unlink()
-    assert PeerIdentity(0, []).caller(Peer(HERS, Process.current(), contained=True)).user == f"uid-{HERS}"
+    identity = PeerIdentity(0, [], accounts=AccountNames(subordinates=machine))
+    assert identity.caller(Peer(HERS, Process.current(), contained=True)).user == f"uid-{HERS}"
 
 
 def test_root_in_a_container_is_nobodys(machine: Path) -> None:
     machine.write_text("ada:0:65536\n")
-    assert PeerIdentity(0, []).caller(Peer(0, Process.current(), contained=True)).user == "uid-0"
+    identity = PeerIdentity(0, [], accounts=AccountNames(subordinates=machine))
+    assert identity.caller(Peer(0, Process.current(), contained=True)).user == "uid-0"
 
 
-def test_it_is_no_account_of_the_hubs_users() -> None:
-    named = named_by("{username}")
+def test_it_is_no_account_of_the_hubs_users(machine: Path) -> None:
+    named = named_by("{username}", AccountNames(subordinates=machine))
     assert named(Peer(1000, None, contained=False))[0] == "ada"
     assert named(Peer(HERS, None, contained=False))[0] == "local/ada"

@@ -264,7 +264,7 @@ def _used_mib(pids: Collection[int]) -> dict[str, int]:
 
 
 def _used_on(handle: Any, pids: Collection[int]) -> int:
-    from gpu_pool.process_memory import computing
+    from gpu_pool.nvml.process_memory import computing
 
     held = [used for pid, used in computing(handle).items() if pid in pids]
     if None in held:
@@ -280,7 +280,7 @@ def _free_mib(uuids: Collection[str]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    from gpu_pool.nvml_library import pynvml
+    from gpu_pool.nvml import pynvml
 
     try:
         pynvml.nvmlInit()

@@ -19,6 +19,7 @@ from gpu_pool.courses.arithmetic import SliceFigures, at_once_text, rush_text, s
 from gpu_pool.courses.editing import RESERVED, difference, how_much
 from gpu_pool.courses.reading import MOST_BYTES
 from gpu_pool.courses.times import read_back
+from gpu_pool.names import visible
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.service.course_editor import (
     MOST_STUDENTS,
@@ -31,7 +32,6 @@ from gpu_pool.service.course_editor import (
 from gpu_pool.service.dashboard.labels import PageTime, memory, moment, request_text
 from gpu_pool.service.dashboard.live_pages import DashboardPage
 from gpu_pool.service.handler import audit_refusal
-from gpu_pool.visible import visible
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_duration
 from gpu_pool_client._remote import problems as documents
 

@@ -12,6 +12,7 @@ from tornado.escape import to_unicode, xhtml_escape
 
 from gpu_pool.caller import Caller
 from gpu_pool.courses import Courses
+from gpu_pool.names import undeceiving, visible_lines
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool.service.browsers import BrowserPage
 from gpu_pool.service.course_editor import CourseEditor
@@ -20,7 +21,6 @@ from gpu_pool.service.dashboard.pool_view import Viewer, describe_changes
 from gpu_pool.service.event_streams import EventStreams, Snapshot, StreamingHandler
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.rate_limits import ConcurrencyLimit
-from gpu_pool.visible import undeceiving, visible_lines
 from gpu_pool_client import NotAllowed
 from gpu_pool_client._remote.problems import ProblemDocument
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpu_pool.names import is_named
 from gpu_pool.policy.sharing import Quota, Sharing
 from gpu_pool.service.dashboard.labels import (
     Mark,
@@ -22,7 +23,6 @@ from gpu_pool.service.dashboard.labels import (
     state_text,
     where_text,
 )
-from gpu_pool.user_names import is_named
 from gpu_pool_client import (
     DeviceStatus,
     Failure,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.visible import undeceiving
+from gpu_pool.names import undeceiving
 from support.course_editing import COURSE, EDIT, field, folder, send, site, text_of
 from support.dashboard import ADMIN, Site
 

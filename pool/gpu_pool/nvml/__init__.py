@@ -1,7 +1,7 @@
 """nvidia-ml-py's module ``pynvml``, to be imported from here alone.
 
 Other packages bring a module of that name. Where one of them is found in its place, importing this
-module raises :class:`gpu_pool.nvml_shadowed.NvmlShadowed`, which says so.
+module raises :class:`gpu_pool.nvml.shadowed.NvmlShadowed`, which says so.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ try:
     import pynvml
 except ImportError as error:
     # Imported here, as below, because it costs some 50 ms, which programs that start often need not pay.
-    from gpu_pool.nvml_shadowed import missing
+    from gpu_pool.nvml.shadowed import missing
 
     raise missing() from error
 if not hasattr(pynvml, _MARK):
-    from gpu_pool.nvml_shadowed import shadowed
+    from gpu_pool.nvml.shadowed import shadowed
 
     raise shadowed(pynvml.__file__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gpu_pool.nvml_library import pynvml
+from gpu_pool.nvml import pynvml
 
 
 def computing(handle: Any) -> dict[int, int | None]:
