@@ -215,12 +215,12 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
         """Return, for each course whose servers have the slice, what can be chosen. Called by the form."""
         if all(each.kubernetes.kernels == "pods" for each in courses.values()):
             return {}
-        supply = await self._look()
+        supply = await self._read_supply()
         return server_choices(courses, supply, _now(), may_wait=not self.refuse_when_full)
 
     async def granted_instead(self, courses: Mapping[str, CourseFile]) -> dict[SliceRequest, SliceRequest]:
         """Return what is granted instead, of slices that the cluster rounds up. Called by the form."""
-        return granted_instead(courses, await self._look() if courses else None)
+        return granted_instead(courses, await self._read_supply() if courses else None)
 
     def server_notes(self, courses: Mapping[str, CourseFile]) -> dict[str, str]:
         """Return, for each course without homes, that nothing is kept. Called by the form."""
@@ -286,7 +286,7 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
 
     async def _checked_profile(self) -> Profile | None:
         name, course = self._course or (None, None)
-        self._supply = await self._look()
+        self._supply = await self._read_supply()
         if name is None or course is None:
             return None
         request = kube_choices.request_of(course, self._choice.slice_name if self._choice else None)
@@ -300,7 +300,7 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
         profile = profile_of(name, course, request, self._supply.dialect)
         if self.refuse_when_full and not capacity(profile, self._supply):
             # Nobody is refused for what ended a moment ago.
-            self._supply = await self._look(fresh=True) or self._supply
+            self._supply = await self._read_supply(fresh=True) or self._supply
         if self.refuse_when_full and not capacity(profile, self._supply):
             raise NotAllowed(
                 f"Not enough is free for {say_size(request)} now{say_next(profile, self._supply, _now())}.",
@@ -308,11 +308,11 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
             )
         return profile
 
-    async def _look(self, *, fresh: bool = False) -> ClusterSupply | None:
+    async def _read_supply(self, *, fresh: bool = False) -> ClusterSupply | None:
         """Return what the cluster has, and log what it cannot give of what servers are offered."""
         api = shared_client("CoreV1Api").api_client
         options = DialectOptions(**self.dialect_options)
-        supply = await cluster_reader_of(api, self.dialect, options).look(fresh=fresh)
+        supply = await cluster_reader_of(api, self.dialect, options).supply(fresh=fresh)
         if supply is not None:
             for words in faults(self._courses(), configured_pod(self), supply.dialect):
                 log_once(words)

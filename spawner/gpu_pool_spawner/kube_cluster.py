@@ -45,7 +45,7 @@ class ClusterReader:
         self._classes_at = -_FRESH_CLASSES
         self._known: Memory = {}
 
-    async def look(self, *, fresh: bool = False) -> ClusterSupply | None:
+    async def supply(self, *, fresh: bool = False) -> ClusterSupply | None:
         """Return what the cluster has; None if that cannot be seen. ``fresh``: not what was seen before."""
         believed = 0.0 if fresh else _FRESH
         if self._answer is None or (self._answer.done() and time.monotonic() - self._asked_at > believed):

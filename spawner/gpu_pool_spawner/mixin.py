@@ -143,7 +143,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         now = datetime.now(timezone.utc)
         mine = choices.courses_of(self.user.name, self._groups(), self._courses(), now)
         offered = [(name, each) for name, course in mine.open.items() for each in course.requests]
-        supply = await view_of(self.hub_pool_url or self.pool_url).look(offered) if mine.open else None
+        supply = await view_of(self.hub_pool_url or self.pool_url).supply(offered) if mine.open else None
         last = self.chosen_before()
         servers = await self.server_choices(mine.open)
         granted, notes = await self.granted_instead(mine.open), self.server_notes(mine.open)
@@ -202,7 +202,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
         if not self.courses_dir:
             EscapingLogger(self.log).error("No courses: c.%s.courses_dir is not set.", type(self).__name__)
             return Courses()
-        return catalogue_of(self.courses_dir).look()
+        return catalogue_of(self.courses_dir).courses()
 
 
 def refusal(error: GpuPoolError) -> HTTPError:

@@ -62,7 +62,7 @@ class PoolView:
         self._pool: Pool | None = None
         self._answers: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
 
-    async def look(self, offered: Collection[Offered] = ()) -> PoolSupply | None:
+    async def supply(self, offered: Collection[Offered] = ()) -> PoolSupply | None:
         """Return what the pool has, with the waits for what is offered; None if it does not answer."""
         try:
             return await asyncio.wait_for(self._read(offered), self._within)
@@ -156,7 +156,7 @@ class Catalogue:
         """Read what is new in the files, in a thread: the Hub has one event loop for all of its users."""
         await self._folder.looked()
 
-    def look(self) -> Courses:
+    def courses(self) -> Courses:
         """Return the courses as they are now; log what is newly wrong with their files."""
         courses = self._folder.look()
         problems = frozenset(map(str, courses.problems))

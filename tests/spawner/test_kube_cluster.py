@@ -53,7 +53,7 @@ def running(**spec: Any) -> dict[str, Any]:
 
 
 async def look(reader: ClusterReader) -> ClusterSupply:
-    supply = await reader.look(fresh=True)
+    supply = await reader.supply(fresh=True)
     assert supply is not None
     return supply
 
@@ -135,7 +135,7 @@ async def test_without_nodes_nothing_is_known_and_the_log_says_why(
 ) -> None:
     fake.put("nodes", hami("n1"))
     fake.before_read = lambda kind: trouble(403, "Forbidden", "not yours") if kind == "nodes" else None
-    assert await reader.look() is None
+    assert await reader.supply() is None
     assert "nodes cannot be read, so no GPU can be granted: 403 Forbidden: not yours" in caplog.text
 
 
@@ -143,7 +143,7 @@ async def test_whoever_chooses_at_the_same_time_asks_once(
     fake: FakeKubernetes, reader: ClusterReader
 ) -> None:
     fake.put("nodes", shown())
-    await reader.look()
+    await reader.supply()
     before = len(fake.requests)
-    await reader.look()
+    await reader.supply()
     assert len(fake.requests) == before

@@ -31,11 +31,11 @@ async def take(pool: Pool, request: SliceRequest, key: str, user: str = "ada") -
 
 @pytest.mark.parametrize("url", ["unix:{}/nobody.sock", "nonsense:"])
 async def test_a_pool_that_cannot_be_asked_is_none(tmp_path: Path, url: str) -> None:
-    assert await PoolView(url.format(tmp_path)).look(OFFERED) is None
+    assert await PoolView(url.format(tmp_path)).supply(OFFERED) is None
 
 
 async def test_what_is_free_has_no_wait(url: str) -> None:
-    supply = await PoolView(url, within=60.0).look(OFFERED[:2])
+    supply = await PoolView(url, within=60.0).supply(OFFERED[:2])
     assert supply is not None
     assert [status.free_milli for status in supply.devices] == [1000]
     assert (supply.waits, supply.simulated) == ({}, True)
@@ -47,9 +47,9 @@ async def test_where_none_is_free_the_wait_is_that_of_somebody_new(url: str) -> 
             await pool.release(await take(pool, SMALL, f"before-{number}"))
         await take(pool, MOST, "held")
         # Nobody waits in the queue yet.
-        alone = await PoolView(url, within=60.0).look(OFFERED)
+        alone = await PoolView(url, within=60.0).supply(OFFERED)
         await take(pool, MOST, "waits")
-        behind = await PoolView(url, within=60.0).look(OFFERED)
+        behind = await PoolView(url, within=60.0).supply(OFFERED)
     assert alone is not None
     assert behind is not None
     assert (alone.waits.keys(), alone.refusals.keys()) == ({("ml", MOST)}, {("art", HALF)})
@@ -63,9 +63,9 @@ async def test_where_none_is_free_the_wait_is_that_of_somebody_new(url: str) -> 
 async def test_where_nothing_is_known_of_the_wait_the_place_is_told(url: str) -> None:
     async with connect(url) as pool:
         await take(pool, MOST, "held")
-        first = await PoolView(url, within=60.0).look(OFFERED)
+        first = await PoolView(url, within=60.0).supply(OFFERED)
         await take(pool, MOST, "waits", "grace")
-        second = await PoolView(url, within=60.0).look(OFFERED)
+        second = await PoolView(url, within=60.0).supply(OFFERED)
     assert first is not None
     assert second is not None
     assert first.waits["ml", MOST] == "you would be next in the queue"
@@ -75,7 +75,7 @@ async def test_where_nothing_is_known_of_the_wait_the_place_is_told(url: str) ->
 async def test_what_a_quota_forbids_is_told(url: str) -> None:
     async with connect(url) as pool:
         await take(pool, MOST, "held")
-        supply = await PoolView(url, within=60.0).look(OFFERED)
+        supply = await PoolView(url, within=60.0).supply(OFFERED)
     assert supply is not None
     assert ("art", HALF) not in supply.waits
     assert supply.refusals["art", HALF] == (
@@ -85,7 +85,7 @@ async def test_what_a_quota_forbids_is_told(url: str) -> None:
 
 async def test_what_no_gpu_of_the_pool_could_ever_hold_is_told(url: str) -> None:
     large = parse_request("64GiB")
-    supply = await PoolView(url, within=60.0).look([("ml", large)])
+    supply = await PoolView(url, within=60.0).supply([("ml", large)])
     assert supply is not None
     assert supply.waits == {}
     assert supply.refusals["ml", large].startswith("You asked for 64GiB; the largest GPU here")
@@ -103,6 +103,6 @@ async def test_everybody_gets_one_answer(url: str, monkeypatch: pytest.MonkeyPat
             monkeypatch.setattr(pool, name, counted(name, getattr(pool, name)))
         view = PoolView(url, within=60.0)
         view._pool = pool
-        supplies = await asyncio.gather(*(view.look(OFFERED[:2]) for _ in range(20)))
+        supplies = await asyncio.gather(*(view.supply(OFFERED[:2]) for _ in range(20)))
     assert len({str(each) for each in supplies}) == 1
     assert sorted(asked) == ["forecast", "forecast", "status"]

@@ -21,7 +21,7 @@ class SpawnerWithoutCluster(GPUPoolKubeSpawner):
     supply: ClassVar[ClusterSupply | None] = None
     groups: ClassVar[frozenset[str]] = frozenset()
 
-    async def _look(self, *, fresh: bool = False) -> ClusterSupply | None:
+    async def _read_supply(self, *, fresh: bool = False) -> ClusterSupply | None:
         del fresh
         return self.supply
 

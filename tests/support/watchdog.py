@@ -36,7 +36,7 @@ rules = WatchdogRules.of(settings, auto="end")
 watchdog = WatchdogThread(store, rules, evict=lambda lease, pids: evicted.extend(pids), clock=lambda: now[0])
 for line in sys.stdin:
     now[0] += float(line)
-    watchdog.look()
+    watchdog.measure()
     told = {"unmanaged": [each.process.pid for each in watchdog.unmanaged], "problems": watchdog.problems}
     print(json.dumps({**told, "logged": logged, "evicted": evicted}), flush=True)
 watchdog.start()

@@ -52,8 +52,8 @@ class FirstSeen:
     def __init__(self) -> None:
         self._modules = {}  # type: dict[str, str]
 
-    def look(self, module: str, doubt_now: "Callable[[], str | None]") -> None:
-        """Look for what is there now that this module was imported."""
+    def note(self, module: str, doubt_now: "Callable[[], str | None]") -> None:
+        """Take note of what is there now that this module was imported."""
         doubt = doubt_now()
         if doubt is not None:
             self._modules.setdefault(_kind(doubt), module)

@@ -122,7 +122,7 @@ class Template:
                     importlib.import_module(name)
                 except BaseException as error:  # noqa: BLE001 - SystemExit of a program, too
                     failed[name] = f"{type(error).__name__}: {error!s:.200}"
-                self.first_seen.look(name, self._left)
+                self.first_seen.note(name, self._left)
         names = {*self.given, *os.environ}
         now = {name: os.environ.get(name) for name in names}
         self.variables = {name: value for name, value in now.items() if self.given.get(name) != value}

@@ -19,15 +19,15 @@ from .importing import EveryImport
 class Trial(template.Template):
     """A template that looks after every import, and forks nothing."""
 
-    #: How many threads there were at the last look.
+    #: How many threads there were after the last import.
     _threads = 1
 
-    def look(self, module: str) -> None:
-        """Look for what is there now that this module was imported."""
-        self.first_seen.look(module, lambda: self.doubt_at_once([]))
+    def after_import(self, module: str) -> None:
+        """Take note of what is there now that this module was imported."""
+        self.first_seen.note(module, lambda: self.doubt_at_once([]))
         threads = len(names_in("/proc/self/task"))
         if threads > self._threads:
-            self.first_seen.look(module, self.doubt_of_threads)
+            self.first_seen.note(module, self.doubt_of_threads)
         self._threads = threads
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     _, _, control, modules = sys.argv[:4]
     template.end_with_server()
     tried = Trial(int(control), list(filter(None, modules.split(","))), 0.0)
-    with EveryImport(tried.look).watched():
+    with EveryImport(tried.after_import).watched():
         failed = tried.prepare()
     tried.tell(failed)
     os._exit(0)

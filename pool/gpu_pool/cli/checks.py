@@ -57,7 +57,7 @@ class Check:
 def check_pool(session: CommandSession) -> Iterator[Check]:
     """Ask the pool for its status, which on a store is also a write."""
     try:
-        found, is_all = complete(_look(session))
+        found, is_all = complete(_ask_status(session))
     except GpuPoolError as error:
         yield Check("pool", "broken", error.message, error.remedy)
         return
@@ -181,7 +181,7 @@ def _url(session: CommandSession) -> str:
     return session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
-async def _look(session: CommandSession) -> tuple[PoolStatus, bool]:
+async def _ask_status(session: CommandSession) -> tuple[PoolStatus, bool]:
     """Return the pool's status, and whether it is known to tell of everybody's leases."""
     async with session.connect() as pool:
         found = await pool.status()

@@ -37,8 +37,8 @@ _EXAMPLE: Final = parse_request("2%")
 _CONSUMABLE: Final = 1, 36
 
 
-def look(kubeconfig: str = "") -> ClusterSnapshot:
-    """Look at the cluster of a kubeconfig; without one of $KUBECONFIG, or of this pod.
+def read_snapshot(kubeconfig: str = "") -> ClusterSnapshot:
+    """Return what the cluster of a kubeconfig shows; without one that of $KUBECONFIG, or of this pod.
 
     Raises the pool's errors.
     """
@@ -48,8 +48,8 @@ def look(kubeconfig: str = "") -> ClusterSnapshot:
 
 
 def read_cluster(kubeconfig: str = "") -> Cluster:
-    """Return what a cluster shows of its GPUs; see :func:`look`."""
-    return look(kubeconfig).cluster
+    """Return what a cluster shows of its GPUs; see :func:`read_snapshot`."""
+    return read_snapshot(kubeconfig).cluster
 
 
 def nodes_in_use(snapshot: ClusterSnapshot) -> tuple[NodeUse, ...]:
@@ -144,15 +144,15 @@ def check_cluster(namespace: str = "") -> Iterator[Check]:
     With a namespace, also at what is installed there.
     """
     try:
-        snapshot = look()
+        snapshot = read_snapshot()
     except GpuPoolError as error:
         yield Check("cluster", "broken", error.message, error.remedy)
         return
     yield from checks_of(snapshot)
     if namespace:
-        from gpu_pool.cli.installation import look_at
+        from gpu_pool.cli.installation import check_installation
 
-        yield from complete(look_at(namespace))
+        yield from complete(check_installation(namespace))
 
 
 def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:

@@ -72,12 +72,12 @@ class Container:
     async def _process(self) -> Process:
         """Return the container's first process, once it runs."""
         while True:
-            found = await asyncio.to_thread(self._look)
+            found = await asyncio.to_thread(self._find_process)
             if found is not None:
                 return found
             await asyncio.sleep(_EVERY)
 
-    def _look(self) -> Process | None:
+    def _find_process(self) -> Process | None:
         pids = (_ask("inspect", "--format", "{{.State.Pid}}", name) for name in self._names())
         return next((found for pid in pids if (found := Process.of(int(pid or 0))) is not None), None)
 

@@ -201,12 +201,12 @@ def _export_objects(
 ) -> int:
     import yaml
 
-    from gpu_pool.cli.cluster import look
+    from gpu_pool.cli.cluster import read_snapshot
     from gpu_pool.cluster.dialects import DEFAULTS, choose
     from gpu_pool.cluster.export import documents, has_kueue
     from gpu_pool.cluster.kueue import VERSIONS, version_of
 
-    snapshot = look(kubeconfig)
+    snapshot = read_snapshot(kubeconfig)
     choice = choose(snapshot.cluster, DEFAULTS, dialect)
     if choice.dialect is None:
         raise BadRequest(str(choice), "Set the dialect, for example: --dialect hami.")

@@ -146,7 +146,7 @@ class LeaseFollower:
         self._beside = None
         try:
             while True:
-                reason = await self._look(pool)
+                reason = await self._ask_lease(pool)
                 if reason is not None:
                     return reason
                 await asyncio.sleep(self._pause())
@@ -155,8 +155,8 @@ class LeaseFollower:
                 beside.cancel()
                 await asyncio.gather(beside, return_exceptions=True)
 
-    async def _look(self, pool: Pool) -> str | None:
-        """Look at the lease once; return why it is over, None if it is not."""
+    async def _ask_lease(self, pool: Pool) -> str | None:
+        """Ask the pool for the lease once; return why it is over, None if it is not."""
         try:
             # A service that restarts is asked again for some seconds: not beyond what is due here.
             self._lease = await asyncio.wait_for(pool.get_lease(self._lease.id), self._next_due())

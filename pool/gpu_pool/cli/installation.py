@@ -43,7 +43,7 @@ _HUB: Final = "helm upgrade --install hub jupyterhub/jupyterhub, with values.yam
 _VARIABLE: Final = "JUPYTERHUB_API_TOKEN"
 
 
-async def look_at(namespace: str) -> list[Check]:
+async def check_installation(namespace: str) -> list[Check]:
     """Return what was found of the installation in a namespace. Raises ``PoolUnreachable``."""
     api = await connect()
     try:

@@ -107,7 +107,7 @@ def smi(session: CommandSession) -> int:
 def _list_nodes(session: CommandSession, details: bool) -> int:
     from gpu_pool.cli import cluster
 
-    found = cluster.nodes_in_use(cluster.look())
+    found = cluster.nodes_in_use(cluster.read_snapshot())
     if session.as_json:
         screen.show_json({"nodes": cluster.plain_nodes(found)})
         return 0

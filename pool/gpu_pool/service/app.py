@@ -167,14 +167,14 @@ class ServeApp(ServeSettings, Program):
             )
         for problem in pool.device_problems:
             self.log.warning("%s", problem)
-        await heartbeats.look(pool, (*status.leases, *status.queue), time.monotonic())
+        await heartbeats.end_unheard(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats, self._pool_settings.tuning.looked_every)
         options = self._options(pool, changes, heartbeats)
         servers = [self._open_socket(options, listening)]
         if self._place is not None:
             servers.append(self._open_hub(options, self._place))
         courses = CourseLog(options.courses, self.log)
-        await asyncio.to_thread(courses.look)
+        await asyncio.to_thread(courses.log_changes)
         running = [
             asyncio.create_task(each) for each in (changes.run(), courses.run(), self._forget_old(pool))
         ]

@@ -12,28 +12,28 @@ from gpu_pool.courses.reading import SUFFIX
 from gpu_pool.names import visible
 
 #: Seconds between two looks.
-_LOOK_EVERY: Final = 2.0
+_READ_EVERY: Final = 2.0
 #: Lines about one change of the files.
 _MOST_LINES: Final = 50
 
 
 class CourseLog:
-    """Follows the course files for the log. ``look`` returns what they say now."""
+    """Follows the course files for the log. ``read`` returns what they say now."""
 
-    def __init__(self, look: Callable[[], Courses], log: logging.Logger) -> None:
-        self._look = look
+    def __init__(self, read: Callable[[], Courses], log: logging.Logger) -> None:
+        self._read = read
         self._log = log
         self._told: Courses | None = None
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Log changes as they come, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
-            await asyncio.to_thread(self.look)
+            await asyncio.sleep(_READ_EVERY)
+            await asyncio.to_thread(self.log_changes)
 
-    def look(self) -> None:
-        """Log what has changed since the last look."""
-        now = self._look()
+    def log_changes(self) -> None:
+        """Log what has changed since the last time."""
+        now = self._read()
         if now is self._told:
             return
         before, self._told = self._told or Courses(), now

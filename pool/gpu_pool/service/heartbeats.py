@@ -75,7 +75,7 @@ class Heartbeats:
         self._log = log
         self._clock = clock
         self._beats: dict[str, _Beat] = {}
-        self._looked = clock()
+        self._checked_at = clock()
 
     def begin(self, lease: Lease) -> bool:
         """Expect to hear of a lease, if it is one to be heard of; return whether it is."""
@@ -101,10 +101,10 @@ class Heartbeats:
             if user is None or each.user == user:
                 each.due = self._clock() + self.ttl
 
-    async def look(self, pool: Pool, leases: Collection[Lease], looked_at: float) -> None:
-        """End what was not heard of in time; ``leases`` are those that there were at ``looked_at``."""
-        now, before = self._clock(), self._looked
-        self._looked = now
+    async def end_unheard(self, pool: Pool, leases: Collection[Lease], read_at: float) -> None:
+        """End what was not heard of in time; ``leases`` are those that there were at ``read_at``."""
+        now, before = self._clock(), self._checked_at
+        self._checked_at = now
         if now - before > _STALLED:
             self.excuse()
         for lease in leases:
@@ -112,7 +112,7 @@ class Heartbeats:
                 self.begin(lease)
         kept = {each.id for each in leases if is_remote_process(each.process or each.holder.process)}
         for lease_id, beat in list(self._beats.items()):
-            if lease_id not in kept and beat.due - self.ttl < looked_at:
+            if lease_id not in kept and beat.due - self.ttl < read_at:
                 del self._beats[lease_id]
             elif beat.due < now:
                 self._log.info("%s: release %s: not renewed for %g s", quoted(beat.user), lease_id, self.ttl)

@@ -131,7 +131,7 @@ class LeaseChanges:
             began = time.monotonic()
             try:
                 status = await self._pool.status()
-                await self._heartbeats.look(self._pool, (*status.leases, *status.queue), began)
+                await self._heartbeats.end_unheard(self._pool, (*status.leases, *status.queue), began)
             except GpuPoolError as error:
                 self._failed()
                 self._log.error("Reading the leases failed: %s", error)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpu_pool.cli.checks import Check
-from gpu_pool.cli.installation import DRA_RIGHTS, RIGHTS, look_at
+from gpu_pool.cli.installation import DRA_RIGHTS, RIGHTS, check_installation
 from support.charts import COURSE, rendered_chart
 from support.control_plane import Cluster
 from support.kube_examples import EXAMPLES, secret
@@ -31,7 +31,7 @@ def test_it_asks_for_the_rights_that_the_examples_give() -> None:
 
 def look(namespace: str) -> dict[str, Check]:
     """Return what the doctor says last of each thing; the first that is broken is "first"."""
-    found = asyncio.run(look_at(namespace))
+    found = asyncio.run(check_installation(namespace))
     broken = [each for each in found if each.state == "broken"]
     return {each.name: each for each in found} | {"first": (broken or [Check("nothing", "ok", "")])[0]}
 

@@ -265,9 +265,9 @@ async def test_a_service_that_could_not_hear_ends_nothing(tmp_path: Path) -> Non
         assert not heartbeats.begin(await pool.request(parse_request("2%"), ME, "seen"))
         assert heartbeats.beat("ada", [lease.id, "1-other"]) == ["1-other"]
         now = 100.0
-        await heartbeats.look(pool, [lease], now)
+        await heartbeats.end_unheard(pool, [lease], now)
         assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
         for now in (104.0, 108.0, 111.0):
-            await heartbeats.look(pool, [lease], now)
+            await heartbeats.end_unheard(pool, [lease], now)
         assert (await pool.get_lease(lease.id)).end_reason is EndReason.EXPIRED
         assert heartbeats.beat("ada", [lease.id]) == [lease.id]

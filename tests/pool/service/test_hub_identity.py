@@ -104,7 +104,7 @@ async def test_a_service_that_may_access_the_pool_reads_what_is_free(
     # What the spawn page says by it, which does not see the line.
     monkeypatch.setenv("GPU_POOL_TOKEN", TESTER)
     offered = [("ml", parse_request("50%")), ("ml", parse_request("40%"))]
-    supply = await PoolView(behind_hub.url).look(offered)
+    supply = await PoolView(behind_hub.url).supply(offered)
     assert supply is not None
     assert supply.waits[offered[0]] == "1 in the queue before you"
 

@@ -103,7 +103,7 @@ class WatchdogThread:
         self._meter = UsageMeter()
         self._watchdog = Watchdog(rules.tolerance, store, evict) if rules.tolerance else None
         self._unmanaged = UnmanagedProcesses(end=rules.end_unmanaged, tell=self._tell_of_end)
-        self._looked_at: float | None = None
+        self._measured_at: float | None = None
         self._leases: Sequence[Lease] = ()
         self._mine: Sequence[Lease] = ()
         self._complaint = ""
@@ -115,17 +115,17 @@ class WatchdogThread:
         self.problems: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Begin to look. A watchdog is started once."""
+        """Begin to measure. A watchdog is started once."""
         self._thread.start()
 
     def stop(self, within: float = 5.0) -> None:
-        """Look no more; what was measured is written down. Waits no longer than ``within`` seconds."""
+        """Measure no more; what was measured is written down. Waits no longer than ``within`` seconds."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(within)
 
-    def look(self) -> None:
-        """Look once: measure, evaluate, report. Raises ``PoolUnreachable`` where the store cannot be used."""
+    def measure(self) -> None:
+        """Measure once, evaluate and report. Raises ``PoolUnreachable`` where the store cannot be used."""
         now = self._clock()
         leases, devices = self._store.held(), self._store.devices()
         if leases is not self._leases:
@@ -134,10 +134,10 @@ class WatchdogThread:
         sample = self._sampler.sample(devices)
         self.problems = sample.problems
         found = self._attributor.attribute(sample.uses, leases)
-        seconds = self._rules.look_every if self._looked_at is None else now - self._looked_at
-        self._looked_at = now
+        seconds = self._rules.look_every if self._measured_at is None else now - self._measured_at
+        self._measured_at = now
         self._meter.measure(self._mine, sample.uses, found, seconds)
-        self.unmanaged = self._unmanaged.look(found, devices, now)
+        self.unmanaged = self._unmanaged.handle(found, devices, now)
         if self._watchdog is not None:
             self._watchdog.watch(self._mine, found.leases, now)
         self._write(self._meter.news(leases, now), now)
@@ -156,7 +156,7 @@ class WatchdogThread:
     def _run(self) -> None:
         while not self._stopped.wait(self._rules.look_every):
             try:
-                self.look()
+                self.measure()
                 self._complain(*self.problems)
             # One that has died watches nothing: whatever is wrong, it is said, and the next look tried.
             except Exception as error:  # noqa: BLE001, PERF203

@@ -66,8 +66,10 @@ class UnmanagedProcesses:
         self._told: set[Process] = set()
         self._endings: dict[Process, ProcessEnding] = {}
 
-    def look(self, found: Attribution, devices: Sequence[Device], now: float) -> tuple[UnmanagedProcess, ...]:
-        """Return those who are there without a lease, and have been for a while."""
+    def handle(
+        self, found: Attribution, devices: Sequence[Device], now: float
+    ) -> tuple[UnmanagedProcess, ...]:
+        """Tell of those who have been there without a lease for a while, or end them; return them."""
         here = {each.process for owned in found.unmanaged.values() for each in owned}
         self._since = {process: self._since.get(process, now) for process in here}
         self._told &= here

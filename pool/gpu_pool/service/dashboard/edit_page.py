@@ -169,7 +169,7 @@ class EditPage(DashboardPage):
         current = now.text if before is None and now.digest else None
         changes = await asyncio.to_thread(list_changes, versions, current)
         has_older = len(versions) > _CHANGES  # the last is only there to be compared with
-        course = (await self.dashboard.look()).courses.usable.get(now.name)
+        course = (await self.dashboard.read()).courses.usable.get(now.name)
         self.show(
             "edit.html",
             now=now,

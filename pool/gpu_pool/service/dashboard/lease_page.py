@@ -42,7 +42,7 @@ class _OfLease(DashboardPage):
 
     async def draw_lease(self, lease_id: str, effect: Effect, refused: str = "", why: str = "") -> None:
         """Show it, with what can be done and what each of that does."""
-        data = await self.dashboard.look()
+        data = await self.dashboard.read()
         status = data.snapshot.status
         lease = next((each for each in (*status.leases, *status.queue) if each.id == lease_id), None)
         if lease is None:

@@ -57,8 +57,8 @@ class Dashboard:
         self._data: PageData | None = None
         self._drawn: dict[str, tuple[int, str]] = {}
 
-    async def look(self) -> PageData:
-        """Look at the pool, and return what is there."""
+    async def read(self) -> PageData:
+        """Return what there is in the pool now."""
         return await self.page_data(await self.streams.snapshots.now())
 
     def sharing(self, courses: Courses) -> Sharing:
@@ -170,7 +170,7 @@ class LivePage(StreamingHandler, DashboardPage, ABC):
 
     async def get(self, *where: str) -> None:
         """Show the page, or keep it live."""
-        data = await self.dashboard.look()
+        data = await self.dashboard.read()
         if self.get_query_argument("live", "") != "1":
             parts = await self.parts(data, *where, token=self.xsrf_token.decode())
             self.show(self.template, parts=parts, live=True, **self.whole(data, *where))

@@ -128,7 +128,7 @@ class CoursesPage(DashboardPage):
 
     async def get(self) -> None:
         """Show them."""
-        data = await self.dashboard.look()
+        data = await self.dashboard.read()
         now = datetime.now(timezone.utc)
         # There may be thousands of courses.
         links = await asyncio.to_thread(course_view.course_links, data.courses, self.viewer, data.marks, now)
