@@ -22,7 +22,7 @@ from tornado.web import Application
 
 import gpu_pool.service.dashboard
 from gpu_pool.caller import Caller
-from gpu_pool.courses import Courses, parse_course, shared_folder
+from gpu_pool.courses import SHARED_FOLDERS, Courses, parse_course
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.service.browsers import Shared
 from gpu_pool.service.class_simulations import SimulationLimits
@@ -137,7 +137,7 @@ async def showing(
     known = files or Courses()
     settings = {"courses": {name: {} for name in known.usable}, **settings}
     rules = PoolSettings(**settings)
-    courses = shared_folder(Path(rules.courses_dir), rules.courses) if rules.courses_dir else None
+    courses = SHARED_FOLDERS.folder(Path(rules.courses_dir), rules.courses) if rules.courses_dir else None
 
     async def look() -> Courses:
         return await courses.looked() if courses else known

@@ -19,12 +19,13 @@ Only ``reading`` and ``folder`` touch files.
 """
 
 from gpu_pool.courses.access import check_offered, is_member, may_use, system_groups
-from gpu_pool.courses.folder import CourseFolder, Courses, shared_folder
+from gpu_pool.courses.folder import SHARED_FOLDERS, CourseFolder, Courses
 from gpu_pool.courses.model import CourseFile, json_schema
 from gpu_pool.courses.reading import check_course, course_name, parse_course, read_bytes, read_course
 from gpu_pool.courses.text import BadCourseFile, FileProblem
 
 __all__ = [
+    "SHARED_FOLDERS",
     "BadCourseFile",
     "CourseFile",
     "CourseFolder",
@@ -39,6 +40,5 @@ __all__ = [
     "parse_course",
     "read_bytes",
     "read_course",
-    "shared_folder",
     "system_groups",
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpu_pool.caller import Caller
 from gpu_pool.courses.access import NOT_IN_COURSE, is_member, system_groups
-from gpu_pool.courses.folder import CourseFolder, shared_folder
+from gpu_pool.courses.folder import SHARED_FOLDERS, CourseFolder
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Holder, NotAllowed, SliceRequest
@@ -26,7 +26,7 @@ class CourseAdmission:
         self._required = settings.course_required
         self._folder: CourseFolder | None = None
         if settings.courses_dir:
-            self._folder = shared_folder(Path(settings.courses_dir), settings.courses)
+            self._folder = SHARED_FOLDERS.folder(Path(settings.courses_dir), settings.courses)
 
     def follow(self, store: LeaseStore) -> None:
         """Let the store follow the files as they are now."""

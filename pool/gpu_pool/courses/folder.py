@@ -247,22 +247,29 @@ class CourseFolder:
         return Courses(usable, refused, tuple(problems), tuple(warnings))
 
 
-#: The folders that this process reads, by where they are and the names that are taken.
-_SHARED: Final[WeakValueDictionary[tuple[Path, frozenset[str]], CourseFolder]] = WeakValueDictionary()
-_sharing = threading.Lock()
+class SharedFolders:
+    """Course folders of which each is read by one object, whoever decides, shows or watches by it.
 
-
-def shared_folder(folder: Path, taken: Collection[str] = ()) -> CourseFolder:
-    """Return the one object with which this process reads these course files.
-
-    Whoever decides, shows or watches so goes by the same text at any time.
+    So all of them go by the same text at any time. Used by any thread.
     """
-    key = expanded(folder).absolute(), frozenset(taken)
-    with _sharing:
-        found = _SHARED.get(key)
-        if found is None:
-            found = _SHARED[key] = CourseFolder(key[0], taken)
-        return found
+
+    def __init__(self) -> None:
+        #: By where they are, and the names that are taken.
+        self._folders: WeakValueDictionary[tuple[Path, frozenset[str]], CourseFolder] = WeakValueDictionary()
+        self._opening = threading.Lock()
+
+    def folder(self, path: Path, taken: Collection[str] = ()) -> CourseFolder:
+        """Return the one that reads this folder, as long as somebody has it."""
+        key = expanded(path).absolute(), frozenset(taken)
+        with self._opening:
+            found = self._folders.get(key)
+            if found is None:
+                found = self._folders[key] = CourseFolder(key[0], taken)
+            return found
+
+
+#: Those of this process.
+SHARED_FOLDERS: Final = SharedFolders()
 
 
 def is_course_file(name: str) -> bool:

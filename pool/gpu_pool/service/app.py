@@ -21,7 +21,7 @@ from traitlets.config import Application as Program
 from traitlets.config import Config
 
 from gpu_pool.audit import AuditLog
-from gpu_pool.courses import CourseFolder, Courses, shared_folder
+from gpu_pool.courses import SHARED_FOLDERS, CourseFolder, Courses
 from gpu_pool.embedded.pool import EmbeddedPool, store_path
 from gpu_pool.plugins import needs_extra
 from gpu_pool.service.api import ApiOptions, api
@@ -307,7 +307,7 @@ def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], 
     if not settings.courses_dir:
         none = Courses()
         return None, lambda: none
-    folder = shared_folder(Path(settings.courses_dir), settings.courses)
+    folder = SHARED_FOLDERS.folder(Path(settings.courses_dir), settings.courses)
     return folder, folder.look
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.courses import folder, read_bytes
+from gpu_pool.courses.folder import SharedFolders
 from gpu_pool.policy.sharing import Sharing, read_course
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import NotAllowed, parse_request
@@ -249,3 +250,11 @@ def test_a_change_that_the_clock_of_the_files_is_too_coarse_for_is_not_missed(
     assert titles(files.folder.look()) == {"cs101": "One"}
     files.write("cs101", course("Two"))
     assert files.titles() == {"cs101": "Two"}
+
+
+def test_one_object_reads_a_folder_for_all_of_a_process(tmp_path: Path) -> None:
+    folders = SharedFolders()
+    one = folders.folder(tmp_path, ["ml101"])
+    assert folders.folder(tmp_path, ("ml101",)) is one
+    assert folders.folder(tmp_path) is not one
+    assert SharedFolders().folder(tmp_path, ["ml101"]) is not one
