@@ -47,7 +47,7 @@ x = torch.tensor([3.0], requires_grad=True)
 (x * x).sum().backward()
 waiting = [call.__qualname__ for call, _ in torch.cuda._queued_calls]
 print(x.grad.item(), torch.version.cuda[:3], torch.cuda.is_available())
-print("limit_torch.<locals>.set_fraction" in waiting, caps.failed)
+print("limit_torch.<locals>.set_fraction" in waiting, caps.failures())
 """
 
 

@@ -21,15 +21,10 @@ UNLIMITED = (
 )
 LATE = "{} has begun to use the GPU and keeps its old memory limit until the kernel is restarted."
 
-#: The frameworks that have read their limits.
-settled = set()  # type: set[str]
-#: The frameworks to which no limit could be given, and why.
-failed = {}  # type: dict[str, str]
-
 
 def watch() -> None:
     """Limit the frameworks from now on; one that is imported already, at once. May be repeated."""
-    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+    if watching() is not None:
         return
     sys.meta_path.insert(0, Finder())
     for name, limit in LIMITS.items():
@@ -38,9 +33,22 @@ def watch() -> None:
             limit(module)
 
 
+def watching() -> "Finder | None":
+    """Return the finder that waits for the frameworks; None before :func:`watch`."""
+    return next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)
+
+
 def too_late(changed: "dict[str, object]") -> "list[str]":
     """Return the frameworks that no longer follow a change of these variables."""
+    finder = watching()
+    settled = set() if finder is None else finder.settled
     return [name for name, variable in VARIABLES.items() if variable in changed and name in settled]
+
+
+def failures() -> "dict[str, str]":
+    """Return the frameworks to which no limit could be given, and why."""
+    finder = watching()
+    return {} if finder is None else finder.failed
 
 
 class Finder:
@@ -48,6 +56,10 @@ class Finder:
 
     def __init__(self) -> None:
         self._asking = threading.local()
+        #: The frameworks that have read their limits.
+        self.settled = set()  # type: set[str]
+        #: The frameworks to which no limit could be given, and why.
+        self.failed = {}  # type: dict[str, str]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the module's spec if it is one of ours. Python's import system calls this."""
@@ -96,7 +108,7 @@ def limit_torch(cuda: Any) -> None:
     """Leave the limit with ``torch.cuda``, which calls what is left there once CUDA is initialised."""
 
     def set_fraction() -> None:
-        settled.add("torch")
+        settle("torch")
         fraction = os.environ.get(VARIABLES["torch"], "")
         # An error that left this function would be one of CUDA's initialisation.
         with attempt("torch"):
@@ -139,7 +151,7 @@ def limit_tensorflow(module: Any) -> None:
 
 def configure(module: Any, context: Any, ours: "list[object]") -> None:
     """Limit each visible GPU that its user has not; append it to ``ours``."""
-    settled.add("tensorflow")
+    settle("tensorflow")
     limit = os.environ.get(VARIABLES["tensorflow"])
     # TensorFlow refuses to have both.
     if not limit or context.config.gpu_options.per_process_gpu_memory_fraction:
@@ -151,12 +163,20 @@ def configure(module: Any, context: Any, ours: "list[object]") -> None:
             ours.append(device)
 
 
+def settle(framework: str) -> None:
+    """Take note that a framework has read its limit."""
+    finder = watching()
+    if finder is not None:
+        finder.settled.add(framework)
+
+
 @contextlib.contextmanager
 def attempt(framework: str) -> Iterator[None]:
     """Try something for a framework. A failure is told once, and is none of the user's."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever another version of the framework raises
+        failed = failures()
         if framework not in failed:
             failed[framework] = f"{type(error).__name__}: {error!s:.200}"
             print(UNLIMITED.format(framework, failed[framework]), file=sys.stderr)

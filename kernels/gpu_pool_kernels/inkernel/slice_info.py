@@ -47,7 +47,7 @@ class SliceInfo:
             ("Device", ", ".join(self.devices)),
             ("Memory", self.memory()),
             ("Enforced", self.enforced),
-            *(("No limit", f"{name}: {why}") for name, why in caps.failed.items()),
+            *(("No limit", f"{name}: {why}") for name, why in caps.failures().items()),
             ("Held for", "unknown" if self.held_seconds is None else duration(self.held_seconds)),
             *terms(),
         ]
