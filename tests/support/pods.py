@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,23 +29,16 @@ from gpu_pool.embedded.pool import EmbeddedPool, open_embedded
 from gpu_pool_client import (
     Activity,
     BadRequest,
-    DeviceStatus,
-    EndedLease,
     EndReason,
     GpuPoolError,
-    Holder,
     KernelCommand,
     KernelPod,
     Lease,
     LeaseGone,
     LeaseState,
-    Outlook,
     PodPhase,
     Pool,
-    PoolStatus,
     PoolUnreachable,
-    Process,
-    SliceRequest,
 )
 from gpu_pool_client._values import POD_VARIABLE
 from gpu_pool_provisioner import kernel_slice
@@ -176,12 +170,6 @@ class PodPool(Pool):
         with contextlib.suppress(LeaseGone):  # whoever saw the pod's end may have been faster
             await self._inner.revoke(lease_id, words)
 
-    async def forecast(self, request: SliceRequest, holder: Holder) -> Outlook | None:
-        return await self._inner.forecast(request, holder)
-
-    async def revoke(self, lease_id: str, words: str) -> None:
-        await self._inner.revoke(lease_id, words)
-
     @property
     def running(self) -> list[PodProcess]:
         """The pods whose process lives."""
@@ -189,11 +177,9 @@ class PodPool(Pool):
 
     # -- The rest ----------------------------------------------------------
 
-    async def request(self, request: SliceRequest, holder: Holder, key: str) -> Lease:
-        return _in_pod(await self._inner.request(request, holder, key))
-
-    async def get_lease(self, lease_id: str) -> Lease:
-        return _in_pod(await self._inner.get_lease(lease_id))
+    async def _perform(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
+        found = await getattr(self._inner, verb.__name__)(*args, **kwargs)
+        return _in_pod(found) if isinstance(found, Lease) else found
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         return _in_pod(await self._inner.wait(lease_id, timeout))
@@ -202,42 +188,13 @@ class PodPool(Pool):
         async for lease in self._inner.watch(lease_id):
             yield _in_pod(lease)
 
-    async def explain(self, lease_id: str) -> Outlook:
-        return await self._inner.explain(lease_id)
-
-    async def attach(
-        self, lease_id: str, process: Process, *, ready_within: float | None = None, grace: float = 0.0
-    ) -> Lease:
-        return _in_pod(await self._inner.attach(lease_id, process, ready_within=ready_within, grace=grace))
-
-    async def renew(self, lease_id: str, ttl: float | None = None) -> Lease:
-        return _in_pod(await self._inner.renew(lease_id, ttl))
-
     async def activity(self, lease_id: str) -> Activity:
         return Activity()
 
-    async def resize(self, lease_id: str, request: SliceRequest, *, ahead: bool = False) -> Lease:
-        return _in_pod(await self._inner.resize(lease_id, request, ahead=ahead))
-
-    async def park(self, lease_id: str) -> Lease:
-        return _in_pod(await self._inner.park(lease_id))
-
-    async def resume(self, lease_id: str) -> Lease:
-        return _in_pod(await self._inner.resume(lease_id))
-
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
-        await self._inner.release(lease_id, reason)
+        await super().release(lease_id, reason)
         if lease_id in self.pods:
             await asyncio.to_thread(self.pods[lease_id].end)
-
-    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
-        return await self._inner.drain(device, drained=drained)
-
-    async def history(self, since: float = 0.0) -> list[EndedLease]:
-        return await self._inner.history(since)
-
-    async def status(self) -> PoolStatus:
-        return await self._inner.status()
 
     async def close(self) -> None:
         self.images.clear()

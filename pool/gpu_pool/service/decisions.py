@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -13,6 +13,7 @@ from gpu_pool.caller import Caller
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import ConcurrencyLimit, RatePerMinute
 from gpu_pool_client._log import escaped, quoted
+from gpu_pool_client._operations import Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,12 @@ class Costs:
         #: Held while a user's history is read, which takes as long as dozens of decisions.
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
+    def of(self, cost: Cost, caller: Caller) -> AbstractAsyncContextManager[None]:
+        """Answer within this what changes nothing, and costs so much. Raises ``OverQuota``."""
+        if cost is Cost.QUESTION:
+            return self.asking(caller)
+        return self._one_at_a_time(caller) if cost is Cost.ONE_AT_A_TIME else nullcontext()
+
     @asynccontextmanager
     async def asking(self, caller: Caller) -> AsyncIterator[None]:
         """Answer a question that costs as much as a decision within this: one of a user's at a time.
@@ -57,8 +64,7 @@ class Costs:
             yield
 
     @asynccontextmanager
-    async def reading(self, caller: Caller) -> AsyncIterator[None]:
-        """Answer within this what is not counted: one of a user's at a time."""
+    async def _one_at_a_time(self, caller: Caller) -> AsyncIterator[None]:
         async with self._reading.setdefault(caller.user, asyncio.Lock()):
             yield
 

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -41,7 +41,7 @@ from gpu_pool_client import (
     SliceRequest,
     TimedOut,
 )
-from gpu_pool_client._operations import ADMINISTRATORS, Cost, Operation, Principal, Sight, operation_of
+from gpu_pool_client._operations import ADMINISTRATORS, Operation, Principal, Sight, operation_of
 from gpu_pool_client._remote import bodies
 
 P = ParamSpec("P")
@@ -114,8 +114,17 @@ class PoolForCaller(Pool):
     async def _do(self, row: Operation, arguments: Mapping[str, Any], **more: Any) -> Any:
         """Do what the caller may, and return what they see of it; ``more`` is for the pool alone."""
         await self._check(row, arguments)
-        async with self._counted(row, arguments):
-            return self._seen(row, await self._ask(row, {**arguments, **more}))
+        asked = {**arguments, **more}
+        if row.decision:
+            with self._deciding(row, arguments):
+                return self._seen(row, await self._ask(row, asked))
+        async with self._costs.of(row.cost, self._caller):
+            return self._seen(row, await self._ask(row, asked))
+
+    def _deciding(self, row: Operation, arguments: Mapping[str, Any]) -> AbstractContextManager[list[str]]:
+        """Count and log a change; see ``DecisionLog.making``."""
+        told = {name: _told(name, each) for name, each in arguments.items()}
+        return self._served.decisions.making(self._caller, row.decision.format_map(told))
 
     async def _ask(self, row: Operation, arguments: Mapping[str, Any]) -> Any:
         """Ask the pool, in the caller's name: the one place where a pool is told who asks."""
@@ -130,20 +139,6 @@ class PoolForCaller(Pool):
             raise NotAllowed(*row.refusal)
         if row.is_of_lease:
             await self._served.owners.check(caller, arguments["lease_id"])
-
-    @asynccontextmanager
-    async def _counted(self, row: Operation, arguments: Mapping[str, Any]) -> AsyncIterator[list[str]]:
-        """Do within this what the row says the cost of. Yields what is logged as the outcome of a change."""
-        async with AsyncExitStack() as stack:
-            outcome: list[str] = []
-            if row.cost is Cost.QUESTION:
-                await stack.enter_async_context(self._costs.asking(self._caller))
-            elif row.cost is Cost.ONE_AT_A_TIME:
-                await stack.enter_async_context(self._costs.reading(self._caller))
-            elif row.cost is not Cost.NOTHING:
-                what = row.decision.format_map({name: _told(name, each) for name, each in arguments.items()})
-                outcome = stack.enter_context(self._served.decisions.making(self._caller, what))
-            yield outcome
 
     @property
     def _principal(self) -> Principal:
@@ -182,7 +177,7 @@ class PoolForCaller(Pool):
             )
         row, own_key = operation_of(Pool.request), self._own_key(key)
         await self._check(row, {})
-        async with self._counted(row, {"request": request}) as outcome:
+        with self._deciding(row, {"request": request}) as outcome:
             asked_at = await self._count_request(own_key)
             arguments = {"request": request, "holder": self._own(holder), "key": own_key}
             lease: Lease = await self._ask(row, arguments)

@@ -20,6 +20,7 @@ from gpu_pool.store.errors import StoreUnusable
 from gpu_pool_client import (
     BadRequest,
     GpuPoolError,
+    Lease,
     LeaseGone,
     LeaseState,
     NeverFits,
@@ -32,6 +33,7 @@ from gpu_pool_client import (
     _background,
     connect,
 )
+from gpu_pool_client._operations import OWNERS, Http, operation
 from gpu_pool_client._remote.client import RemotePool, RetryTimes
 from gpu_pool_client._remote.endpoints import SYSTEM_SOCKET, unix_endpoint
 from gpu_pool_client._remote.exchange import ask
@@ -211,6 +213,30 @@ async def lossy(
     server = await asyncio.start_unix_server(way.lead, folder / "way.sock")
     yield way, RemotePool(unix_endpoint(f"unix:{folder}/way.sock"), SOON)
     server.close()
+
+
+class MoreOfPool(RemotePool):
+    """Has a verb that would do something again if it were repeated."""
+
+    @operation(Http("POST", "/leases/{lease}/renew"), may=OWNERS, idempotent=False)
+    async def wind(self, lease_id: str, ttl: float) -> Lease:
+        """Wind a lease up."""
+        return await self._perform(MoreOfPool.wind, lease_id, ttl)
+
+
+async def test_a_verb_is_repeated_only_where_its_row_says_so(
+    pool: Pool, lossy: tuple[LossyWay, Pool], folder: Path
+) -> None:
+    way, _ = lossy
+    lease = await take(pool, "2%", "key")
+    more = MoreOfPool(unix_endpoint(f"unix:{folder}/way.sock"), RetryTimes(600, 600))
+    with pytest.raises(PoolUnreachable):
+        await more.wind(lease, 60)
+    assert way.lost == 1
+    renewing = asyncio.create_task(more.renew(lease, 60))
+    await until(lambda: way.lost > 3)
+    way.loses = False
+    assert (await renewing).id == lease
 
 
 async def test_a_request_whose_answer_never_came_is_withdrawn(
