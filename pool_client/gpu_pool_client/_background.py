@@ -73,9 +73,15 @@ def _loop(name: str, pid: int) -> asyncio.AbstractEventLoop:
 
 
 async def give_back(
-    name: Hashable, what: str, give: Callable[[], Awaitable[None]], waits: float = WAITS
+    name: Hashable,
+    what: str,
+    give: Callable[[], Awaitable[None]],
+    waits: float = WAITS,
+    again_after: float | None = None,
 ) -> None:
     """Call ``give`` until the pool has taken it; return then, or after ``waits`` seconds.
+
+    It is tried again after ``again_after`` seconds, and then more and more seldom.
 
     ``name`` is one for all that gives back the same, and ``what`` is for the log. Where whoever calls this
     is cancelled, or its event loop ends, it goes on.
@@ -89,7 +95,7 @@ async def give_back(
         with suppress(RuntimeError):  # that loop has ended
             here.call_soon_threadsafe(done.set)
 
-    trying = _keep_trying(name, job, what, give)
+    trying = _keep_trying(name, job, what, give, _SOON if again_after is None else again_after)
     asyncio.run_coroutine_threadsafe(trying, background_loop()).add_done_callback(tell)
     if waits:
         with suppress(asyncio.TimeoutError):
@@ -106,9 +112,11 @@ async def keep(name: Hashable) -> None:
     await in_background(_call_off(name))
 
 
-async def _keep_trying(name: Hashable, job: object, what: str, give: Callable[[], Awaitable[None]]) -> None:
+async def _keep_trying(
+    name: Hashable, job: object, what: str, give: Callable[[], Awaitable[None]], again_after: float
+) -> None:
     """Give back until the pool has heard of it, or until :func:`keep`."""
-    backoff = Backoff(_SOON, _SELDOM)
+    backoff = Backoff(again_after, _SELDOM)
     while _jobs.get(name) is job:
         _tries[name] = mine = asyncio.ensure_future(give())
         await asyncio.wait({mine})

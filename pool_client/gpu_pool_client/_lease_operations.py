@@ -39,6 +39,8 @@ class LeaseOperations(abc.ABC):
 
     #: Where the pool is, in full: other processes reach the same pool by it.
     url: str
+    #: Seconds after which it is tried again to give a lease back; None for the usual ones.
+    _again_after: float | None = None
 
     async def _perform(
         self,
@@ -333,7 +335,8 @@ class LeaseOperations(abc.ABC):
             As for :meth:`release`.
         """
         release = partial(self.release, lease_id, reason)
-        await give_back((self.url, lease_id), f"GPU lease {lease_id}", release)
+        name = (self.url, lease_id)
+        await give_back(name, f"GPU lease {lease_id}", release, again_after=self._again_after)
 
     # -- Taking slices back -------------------------------------------------
 

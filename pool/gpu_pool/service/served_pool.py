@@ -305,6 +305,7 @@ class PoolForCaller(Pool):
 
     async def positions(self) -> Mapping[str, int]:
         """See ``Pool.positions``."""
+        await self._check(operation_of(Pool.positions), {})
         places = self._served.changes.positions(self._caller.user)
         if places is None:
             async with self._costs.asking(self._caller):

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import urlencode
@@ -44,7 +45,7 @@ _LONGEST_PAUSE: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RetryTimes:
-    """For how many seconds a service is tried that does not answer."""
+    """For how many seconds a service is tried that does not answer, and after how many again."""
 
     #: One that has never answered.
     never_heard: float = 1.0
@@ -52,6 +53,8 @@ class RetryTimes:
     known: float = 10.0
     #: One at which is waited for a change.
     waited_at: float = 120.0
+    #: Again, to give back what it has not heard of; None for the usual ones.
+    again_after: float | None = None
 
 
 class RemotePool(Pool):
@@ -70,6 +73,7 @@ class RemotePool(Pool):
         self.url = endpoint.url
         self._endpoint = endpoint
         self._times = times
+        self._again_after = times.again_after
         self._retry_for = times.never_heard
 
     async def _perform(
@@ -100,7 +104,8 @@ class RemotePool(Pool):
             if attempts.may_be_heard:
                 what = f"The request for a GPU slice of {request.size}"
                 waits = WAITS if isinstance(error, asyncio.CancelledError) else 0.0
-                await give_back(name, what, lambda: self._withdraw_request(arguments, name), waits)
+                withdraw = partial(self._withdraw_request, arguments, name)
+                await give_back(name, what, withdraw, waits, self._again_after)
             raise
         else:
             return lease

@@ -30,7 +30,6 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
     TimedOut,
-    _background,
     connect,
 )
 from gpu_pool_client._operations import OWNERS, Http, operation
@@ -44,7 +43,7 @@ from support.service import ForkServer, Service, serving
 from support.streams import closing as stream_closing
 
 #: Of a client that soon gives up.
-SOON = RetryTimes(never_heard=0.2, known=0.2)
+SOON = RetryTimes(never_heard=0.2, known=0.2, again_after=0.2)
 ERRORS = [
     BadRequest("a", "b"),
     NeverFits("a", "b"),
@@ -203,12 +202,9 @@ class LossyWay:
 
 
 @pytest.fixture
-async def lossy(
-    service: Service, pool: Pool, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[LossyWay, Pool]]:
+async def lossy(service: Service, pool: Pool, folder: Path) -> AsyncIterator[tuple[LossyWay, Pool]]:
     """A pool behind such a way, whose client soon gives up."""
     await pool.status()
-    monkeypatch.setattr(_background, "_SOON", 0.5)
     way = LossyWay(service)
     server = await asyncio.start_unix_server(way.lead, folder / "way.sock")
     yield way, RemotePool(unix_endpoint(f"unix:{folder}/way.sock"), SOON)
@@ -280,10 +276,7 @@ async def test_what_is_in_use_is_not_withdrawn_by_a_request_that_is_repeated(
     assert (await pool.get_lease(lease)).state is LeaseState.HELD
 
 
-async def test_a_request_that_nobody_heard_is_not_made_later(
-    service: Service, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_background, "_SOON", 0.2)
+async def test_a_request_that_nobody_heard_is_not_made_later(service: Service, pool: Pool) -> None:
     asking = RemotePool(unix_endpoint(service.url), SOON)
     await asking.status()
     await service.end()

@@ -20,7 +20,6 @@ from gpu_pool_client import (
     Pool,
     PoolUnreachable,
     TimedOut,
-    _background,
     connect,
     parse_request,
 )
@@ -117,10 +116,9 @@ async def test_a_service_that_stops_says_so_only_to_those_who_have_time_left(
 
 
 async def test_who_gives_up_while_it_is_away_is_withdrawn_once_it_is_back(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service,
 ) -> None:
-    monkeypatch.setattr(_background, "_SOON", 0.1)
-    pool = RemotePool(unix_endpoint(service.url), RetryTimes(known=0.1))
+    pool = RemotePool(unix_endpoint(service.url), RetryTimes(known=0.1, again_after=0.1))
     held = await take(pool, "1", "held")
     acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", 3))
 

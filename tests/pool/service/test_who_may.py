@@ -1,0 +1,160 @@
+"""Who may use an operation is what its row says: every row, for whoever may ask."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gpu_pool.caller import Caller
+from gpu_pool.service.heartbeats import Heartbeats, remote_process
+from gpu_pool.service.lease_changes import LeaseChanges
+from gpu_pool.service.served_pool import ServedPool
+from gpu_pool_client import (
+    GpuPoolError,
+    Holder,
+    KernelCommand,
+    LeaseGone,
+    NotAllowed,
+    Pool,
+    Process,
+    parse_request,
+)
+from gpu_pool_client._operations import ADMINISTRATORS, Operation, Principal, Sight, operation_of
+from gpu_pool_client._pool import OPERATIONS
+from support.pools import embedded
+
+LOG = logging.getLogger("who-may-test")
+#: Each from a process of their own.
+ADA, EVE, ROOT, SERVICE = (
+    Caller(name, name == "root", name, remote_process(name, "", name, ""), is_service=name == "/hub")
+    for name in ("ada", "eve", "root", "/hub")
+)
+ARGUMENTS: Final[Mapping[str, Any]] = {
+    "request": parse_request("2%"),
+    "key": "another",
+    "device": "0",
+    "process": Process.current(),
+    "kernel": KernelCommand(("python3",), {}),
+    "message": "The exam begins.",
+    "timeout": 0,
+}
+by_name = pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row.name)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[ServedPool]:
+    async with embedded(tmp_path / "store.db") as pool:
+        heartbeats = Heartbeats(60.0, LOG)
+        yield ServedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG)
+
+
+@pytest.fixture
+async def lease(served: ServedPool) -> str:
+    """A lease of Ada's."""
+    return (await served.for_caller(ADA).request(parse_request("2%"), Holder("ada"), "key")).id
+
+
+async def refusal(row: Operation, pool: Pool, lease: str, holder: Holder) -> GpuPoolError | None:
+    """Do what the row is about; return what stands against it, None for nothing."""
+    known = {**ARGUMENTS, "lease_id": lease, "holder": holder}
+    arguments = {
+        name: known[name]
+        for name, each in row.signature.parameters.items()
+        if each.default is each.empty or name == "timeout"
+    }
+    try:
+        asked = getattr(pool, row.name)(**arguments)
+        await (anext(asked) if inspect.isasyncgen(asked) else asked)
+    except GpuPoolError as error:
+        return error
+    return None
+
+
+def is_refused(error: GpuPoolError | None, row: Operation) -> bool:
+    """Whether it was refused because of who asks, and not because it cannot be done."""
+    return (error is not None and error.message == row.refusal[0]) or (
+        isinstance(error, LeaseGone) and "There is no lease" in str(error)
+    )
+
+
+@by_name
+async def test_of_a_lease_that_is_another_s_there_is_none(
+    row: Operation, served: ServedPool, lease: str
+) -> None:
+    error = await refusal(row, served.for_caller(EVE), lease, Holder("eve"))
+    may_not = row.may == ADMINISTRATORS or (row.is_of_lease and row.name != "release")
+    assert is_refused(error, row) == may_not
+    # To end it is silent about what is not there, and does nothing.
+    assert (await served.pool.get_lease(lease)).ended_at is None
+
+
+@by_name
+async def test_its_user_may_what_is_not_for_administrators_alone(
+    row: Operation, served: ServedPool, lease: str
+) -> None:
+    error = await refusal(row, served.for_caller(ADA), lease, Holder("ada"))
+    assert is_refused(error, row) == (row.may == ADMINISTRATORS)
+
+
+@by_name
+async def test_its_process_alone_may_what_only_it_knows_the_consequences_of(
+    row: Operation, served: ServedPool, lease: str
+) -> None:
+    other = replace(ADA, process=remote_process("ada", "", "another", ""))
+    for caller in (other, ROOT):
+        error = await refusal(row, served.for_caller(caller), lease, Holder(caller.user))
+        is_not_its_process = isinstance(error, NotAllowed) and "only the process that asked" in str(error)
+        assert is_not_its_process == (row.may == {Principal.PROCESS})
+
+
+@by_name
+async def test_an_administrator_may_all_else(row: Operation, served: ServedPool, lease: str) -> None:
+    error = await refusal(row, served.for_caller(ROOT), lease, Holder("root"))
+    assert not is_refused(error, row)
+
+
+@by_name
+async def test_a_service_of_the_hub_s_may_what_its_row_says(
+    row: Operation, served: ServedPool, lease: str
+) -> None:
+    error = await refusal(row, served.for_caller(SERVICE), lease, Holder(""))
+    may_not = Principal.SERVICE not in row.may and row.name != "release"
+    assert is_refused(error, row) == may_not
+
+
+@pytest.mark.parametrize(
+    ("caller", "principal"),
+    [
+        (ADA, Principal.USER),
+        (EVE, Principal.USER),
+        (ROOT, Principal.ADMINISTRATOR),
+        (SERVICE, Principal.SERVICE),
+    ],
+)
+async def test_each_sees_of_the_pool_what_its_row_says(
+    served: ServedPool, lease: str, caller: Caller, principal: Principal
+) -> None:
+    theirs = served.for_caller(EVE)
+    held = (await theirs.request(parse_request("2%"), Holder("eve"), "key")).id
+    waiting = (await theirs.request(parse_request("1"), Holder("eve"), "waiting")).id
+    sight = operation_of(Pool.status).sees.get(principal, Sight.EVERYTHING)
+    own = {ADA: ([lease], []), EVE: ([held], [waiting])}.get(caller, ([], []))
+    seen = ([lease, held], [waiting]) if sight is Sight.EVERYTHING else own
+    status = await served.for_caller(caller).status()
+    assert ([each.id for each in status.leases], [each.id for each in status.queue]) == seen
+    assert (status.store_bytes is not None) == (sight is Sight.EVERYTHING)
+    assert status.devices[0].leases == 2
+
+
+async def test_each_reads_of_the_history_what_its_row_says(served: ServedPool, lease: str) -> None:
+    await served.for_caller(ADA).release(lease)
+    sees = operation_of(Pool.history).sees
+    assert (sees[Principal.USER], Principal.ADMINISTRATOR in sees) == (Sight.OWN, False)
+    read = [len(await served.for_caller(caller).history()) for caller in (ADA, EVE, ROOT)]
+    assert read == [1, 0, 1]
