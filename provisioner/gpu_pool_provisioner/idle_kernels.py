@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from gpu_pool_provisioner.kernel_slice import kernel_name
-from gpu_pool_provisioner.proxy import messages
+from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.slice_state import SlicePhase
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def say_idle_others(kernel: GPUPoolProvisioner) -> str:
     """
     others = [each for each in list(_kernels) if each is not kernel]
     found = [idle for each in others if (idle := _idle(each, kernel)) is not None]
-    return messages.idle_others(sorted(found)[:_MOST_NAMED])
+    return texts.idle_others(sorted(found)[:_MOST_NAMED])
 
 
 def _idle(other: GPUPoolProvisioner, kernel: GPUPoolProvisioner) -> tuple[str, str] | None:

@@ -46,20 +46,21 @@ from gpu_pool_client._home import home_folder
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import URL_VARIABLE
 from gpu_pool_provisioner import advice
+from gpu_pool_provisioner.driver import SessionDriver, wait_given_up
 from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.idle_kernels import remember, say_idle_others
 from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, SliceEnvironment, expected_lease
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import messages, pod_runs
 from gpu_pool_provisioner.proxy.backend import BackendConnection
-from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.runs import MARGIN, Launch, ProxiedKernel
+from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
+from gpu_pool_provisioner.session.table import MARGIN
 from gpu_pool_provisioner.settings import SliceSettings
 from gpu_pool_provisioner.slice_control import SliceControl
 from gpu_pool_provisioner.templates import TemplateProcess, say_cold_in_pods, templates
-from gpu_pool_provisioner.unattended import UnattendedStart
+from gpu_pool_provisioner.wait_log import WaitLog
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
 #: enough for its manager, which looks ten times a second, to see it and restart it on request.
@@ -97,10 +98,8 @@ class GPUPoolProvisioner(SliceSettings):
     _resize_requests: ResizeRequests | None = None
     #: What the running kernel was told of its slice.
     _on_slice: SliceEnvironment | None = None
-    #: Waits for the slice where nobody watches the kernel, from when it was asked for until the kernel runs.
-    _unattended: UnattendedStart | None = None
     #: Answers for the kernel before it has a process, and relays to it once it has one.
-    _proxy: KernelProxy | None = None
+    _proxy: SessionDriver | None = None
     #: The ports and keys on which the proxy listens.
     _proxy_connection: KernelConnectionInfo | None = None
 
@@ -128,12 +127,14 @@ class GPUPoolProvisioner(SliceSettings):
         if self._slice is None:
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
-            await self._start_in_proxy(self._slice, self._lease, cmd, kwargs)
-            assert self._proxy is not None
-            if self._unattended is not None:
-                await in_background(self._unattended.until_running(self._proxy))
+            if self._lease is not None and self._slice.lease_id != self._lease.id:
+                # It was shut down meanwhile.
+                raise advice.for_dialog(wait_given_up(self._slice.request.size))
+            proxy = await self._start_in_proxy(self._slice, self._lease, cmd, kwargs)
+            if self.is_unattended:
+                await self._until_running(proxy)
             # Its manager, which goes on to connect to it, may fail at that without a word to anybody.
-            await in_background(self._proxy.close_unless_kept(self.ready_timeout))
+            await in_background(proxy.close_unless_kept(self.ready_timeout))
             return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
@@ -152,13 +153,12 @@ class GPUPoolProvisioner(SliceSettings):
         if self._slice is not None and restart:
             await self._keep_slice(self._slice)
         elif self._slice is not None:
-            if self._unattended is not None:
-                await in_background(self._unattended.give_up())
             in_pod = self._proxy is not None and self._proxy.in_pod
+            reason = self._ends_as
             await self._leave_proxy()  # first: nobody would give back what is still being asked for
             # A process that the system does not let die still has its slice, until the pool sees it gone.
             if in_pod or await self.poll() is not None:
-                await self._slice.give_back()
+                await self._slice.give_back(reason)
             self._slice.forget()
             self._started = False
             self._close_reserved()
@@ -281,27 +281,35 @@ class GPUPoolProvisioner(SliceSettings):
 
     async def _take_slice(self) -> Lease | None:
         """Return the slice's lease; None where a proxy is to wait until the pool answers."""
+        waits = self.is_unattended or self.kernel_proxy
         try:
             wanted = self._slice = self._slice or self.new_slice()
-            if self.is_unattended:
-                self._unattended = UnattendedStart(self, wanted, self.holder())
-                return await in_background(self._unattended.until_held())
-            if not self.kernel_proxy:
+            if not waits:
                 return await wanted.take(self.holder(), self.wait_timeout)
             self._asked_at = time.monotonic()
             return await in_background(wanted.take_within(self.holder(), _ANSWERS_WITHIN))
-        except TimedOut as error:
-            fitting = await self._kernels_that_fit(error, wanted)
-            advised = advice.with_advice(error, fitting, self.contact)
-            raise advice.for_dialog(advised) from error
         except GpuPoolError as error:
             may_pass = isinstance(error, PoolUnreachable) and error.may_pass
-            if self.kernel_proxy and may_pass and self.outage_timeout:
+            if waits and may_pass and self.outage_timeout:
                 EscapingLogger(self.log).warning(
                     "The GPU pool at %s does not answer a kernel: %s", wanted.url, error
                 )
                 return None
-            raise advice.for_dialog(error) from error
+            raise await self._in_dialog(error) from error
+
+    async def _until_running(self, proxy: SessionDriver) -> None:
+        """Wait for a kernel that nobody watches, so that its cells need not. Raises why it does not run."""
+        try:
+            await in_background(proxy.until_running())
+        except GpuPoolError as error:
+            raise await self._in_dialog(error) from error
+
+    async def _in_dialog(self, error: GpuPoolError) -> GpuPoolError:
+        """Return a refusal as JupyterLab's dialog is to show it, with advice where others would start."""
+        if isinstance(error, TimedOut) and self._slice is not None:
+            fitting = await self._kernels_that_fit(error, self._slice)
+            error = advice.with_advice(error, fitting, self.contact)
+        return advice.for_dialog(error)
 
     async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
         try:
@@ -376,10 +384,10 @@ class GPUPoolProvisioner(SliceSettings):
 
     async def _start_in_proxy(
         self, kernel_slice: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
-    ) -> None:
+    ) -> SessionDriver:
         """Let a proxy launch the kernel and answer for it: a new one, or after a restart the same one.
 
-        Without a lease, it still asks for it.
+        Without a lease, it still asks for it. Returns the proxy.
         """
 
         async def here(lease: Lease, backend: BackendConnection) -> int:
@@ -390,19 +398,21 @@ class GPUPoolProvisioner(SliceSettings):
 
         if self._proxy is not None and (self._proxy.closed or self._proxy_connection != self.connection_info):
             await self._leave_proxy()
-        if self._proxy is None:
-            self._proxy = await self._new_proxy(kernel_slice, cmd)
-        await in_background(self._start(self._proxy, lease, Launch(cmd, here, in_pod)))
+        proxy = self._proxy = self._proxy or await self._new_proxy(kernel_slice, cmd)
+        await in_background(self._start(proxy, lease, Launch(cmd, here, in_pod)))
+        return proxy
 
-    async def _start(self, proxy: KernelProxy, lease: Lease | None, launch: Launch) -> None:
+    async def _start(self, proxy: SessionDriver, lease: Lease | None, launch: Launch) -> None:
         """Start the kernel in its proxy; wait for its process where it is to have one. Raises ``OSError``."""
-        away_since = self._asked_at if lease is None else None
-        await proxy.start(lease, launch, away_since)
+        wait_log = None
+        if self.is_unattended:
+            wait_log = WaitLog(self.log, self._asked_at, self.unattended_wait)
+        await proxy.start(lease, launch, self._asked_at, wait_log)
         if lease is not None and lease.state is LeaseState.HELD:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(proxy.until_launched(), _LAUNCHED_WITHIN)
 
-    async def _new_proxy(self, kernel_slice: KernelSlice, cmd: list[str]) -> KernelProxy:
+    async def _new_proxy(self, kernel_slice: KernelSlice, cmd: list[str]) -> SessionDriver:
         spec = self.kernel_spec
         kernel = ProxiedKernel(
             connection_file=self.parent.connection_file,
@@ -415,7 +425,7 @@ class GPUPoolProvisioner(SliceSettings):
             start_timeout=self.start_timeout,
         )
         client = LeaseClient(kernel_slice, self.holder(), self.outage_timeout, lambda: say_idle_others(self))
-        proxy = KernelProxy(kernel, client)
+        proxy = SessionDriver(kernel, client)
         await in_background(proxy.open(reserved=self._ports))
         self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
         return proxy
@@ -455,16 +465,24 @@ class GPUPoolProvisioner(SliceSettings):
             raise
 
     async def _undo_start(self) -> None:
+        reason = self._ends_as
         await self._leave_proxy()
         await self.kill()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.wait(), _KILLED_WITHIN)
         if self._slice is not None:
-            is_withdrawn = self._lease is None  # this start never held anything
-            await self._slice.give_back(EndReason.WITHDRAWN if is_withdrawn else EndReason.RELEASED)
+            await self._slice.give_back(reason)
             if not self._started:
                 self._slice.forget()
         self._close_reserved()
+
+    @property
+    def _ends_as(self) -> EndReason:
+        """How the slice's lease ends if it ends now: withdrawn where this start has never held it."""
+        if self._lease is not None and self._lease.state is LeaseState.HELD:
+            return EndReason.RELEASED
+        was_granted = self._proxy is not None and self._proxy.was_granted
+        return EndReason.RELEASED if was_granted else EndReason.WITHDRAWN
 
     def _close_reserved(self) -> None:
         """Let go of the kernel's ports, and of where it asks for another size. May be repeated."""

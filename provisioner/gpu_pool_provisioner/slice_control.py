@@ -9,8 +9,8 @@ from typing import Any
 from gpu_pool_client import LeaseState, NotAllowed, Outlook, SliceRequest, TimedOut, parse_request
 from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_client._values import why_over
+from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
-from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.resizing import grant
 from gpu_pool_provisioner.slice_state import KernelSliceState, ProxyState, SliceEnd, SlicePhase
 
@@ -38,7 +38,7 @@ class SliceControl:
     def __init__(
         self,
         kernel_slice: KernelSlice,
-        proxy: KernelProxy | None,
+        proxy: SessionDriver | None,
         on_slice: SliceEnvironment | None,
     ) -> None:
         """``on_slice`` is what the running kernel was told.

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Holder, OverQuota, _background, connect, parse_request
+from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.kernel_slice import KernelSlice
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
-from support.pools import until
 from support.service import ForkServer, children, serving
 
 __all__ = ["children"]
@@ -91,9 +91,9 @@ async def test_the_proxy_of_a_kernel_that_was_shut_down_does_not_end_the_next_on
     await jupyter_env.pool.release(lesson.id)
     await answer(km, "1")
     kill(km.provisioner.pid)
-    await until(lambda: proxy._closing is not None)
+    await in_background(proxy.ended())
     await km.shutdown_kernel(now=True)
     await km.start_kernel()
-    await proxy._abandon()  # as it does after a while
+    await in_background(proxy.close_unless_kept(0))  # as it does after a while
     assert await answer(km, "print('well')") == "well\n"
     assert await jupyter_env.leases()

@@ -29,9 +29,9 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import NOT_NOW, KernelSlice, note_error
-from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.events import first_of
 from gpu_pool_provisioner.resizing import resize_at_restart
+from gpu_pool_provisioner.session import texts
 
 #: Seconds between two looks; a grant is noticed that late at most, and at once for the first in the queue.
 _LOOK_EVERY: Final = 1.0
@@ -239,7 +239,7 @@ class LeaseClient:
         outage = OutageTimer(self._outage_timeout, self.away_since)
         self.has_waited = self.away_since is not None
         self.away_since = None
-        why = messages.NO_ANSWER
+        why = texts.NO_ANSWER
         try:
             while True:
                 try:
@@ -250,7 +250,7 @@ class LeaseClient:
                 if lease is not None:
                     return lease
                 self.has_waited = True
-                self.tell(messages.away(self.size, why, outage.progress))
+                self.tell(texts.away(self.size, why, outage.progress))
         except asyncio.CancelledError:
             await self._kernel_slice.stop_asking()
             raise
@@ -263,7 +263,7 @@ class LeaseClient:
             raise outage.too_long(error) from error
         self._log(error)
         self.has_waited = True
-        self.tell(messages.away(self.size, error.message, outage.progress))
+        self.tell(texts.away(self.size, error.message, outage.progress))
         return error.message
 
     async def granted(
@@ -281,14 +281,14 @@ class LeaseClient:
                     await first_of(somebody_looks.wait(), entry.until_left(_SELDOM))
                 elif entry.fault is not None:
                     self.outlook = None
-                    tell(messages.unreachable(self.size, entry.fault))
+                    tell(texts.unreachable(self.size, entry.fault))
                     await entry.until_left(_SOON)
                 else:
                     last = await self._explain(lease_id, entry, last, tell)
                     await entry.until_left(max(_SOON, (entry.position or 0) / 2))
         held = await retry(
             lambda: self._kernel_slice.pool.wait(lease_id),
-            lambda error: tell(messages.unreachable(self.size, error)),
+            lambda error: tell(texts.unreachable(self.size, error)),
         )
         return self._kernel_slice.see(held)
 
@@ -318,10 +318,10 @@ class LeaseClient:
         except (BadRequest, LeaseGone):  # it has just left the queue
             return last
         except NOT_NOW as error:
-            tell(messages.unreachable(self.size, error))
+            tell(texts.unreachable(self.size, error))
             return last
         self.outlook = outlook
-        tell(messages.waiting(self.size, f"{outlook} {self._idle_others()}".rstrip()))
+        tell(texts.waiting(self.size, f"{outlook} {self._idle_others()}".rstrip()))
         return now, outlook.position
 
     async def attach(self, process: Process, *, ready_within: float, grace: float) -> None:
@@ -345,7 +345,7 @@ class LeaseClient:
 
     def starting(self, progress: str = "") -> str:
         """Say that the slice is there and the kernel starts; ``progress`` says how far it is."""
-        return messages.starting(self.size, progress, waited=self.has_waited)
+        return texts.starting(self.size, progress, waited=self.has_waited)
 
     def _log(self, error: GpuPoolError) -> None:
         get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self._kernel_slice.url, error)
@@ -395,16 +395,22 @@ class LeaseClient:
         assert self._kernel_slice.lease_id is not None
         return self._kernel_slice.lease_id
 
-    async def give_up(self, reason: EndReason) -> None:
-        """Leave the queue, or give the slice back. The next :meth:`ask` begins anew."""
+    async def granted_now(self) -> Lease:
+        """Return the lease if it is held. Raises ``TimedOut``, saying why it is not, and ``LeaseGone``."""
+        return self._kernel_slice.see(await self._kernel_slice.pool.wait(self._held, 0))
+
+    async def give_up(self, reason: EndReason, *, ask_anew: bool = True) -> None:
+        """Leave the queue, or give the slice back.
+
+        The next :meth:`ask` begins anew, unless a restart that nobody asked for must not get another slice.
+        """
+        if not ask_anew:
+            await self._kernel_slice.give_back(reason)
+            return
         lease_id, self._kernel_slice.lease_id = self._kernel_slice.lease_id, None
         self._kernel_slice.lease = self._kernel_slice.activity = None
         self._kernel_slice.renew_key()
         await self._kernel_slice.give_back(reason, lease_id=lease_id)
-
-    async def lose(self, reason: EndReason) -> None:
-        """Give the slice back for good: a restart that nobody asked for must not get another."""
-        await self._kernel_slice.give_back(reason)
 
 
 def _tell_nobody(_: str) -> None:

@@ -15,11 +15,11 @@ import zmq
 from gpu_pool_client import GpuPoolError, Lease, LeaseState, NotAllowed, PoolUnreachable
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
-from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient, retry
 from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.proxy.runs import KernelRun
+from gpu_pool_provisioner.session import texts
 
 #: Seconds in which an idle kernel answers; one that does not is left alone.
 _ANSWERS_WITHIN: Final = 5.0
@@ -90,7 +90,7 @@ class Parking:
     @property
     def why(self) -> str:
         """Why it has no slice, in sentences."""
-        return self._taken or (messages.GIVEN_BACK if self.is_given_back else messages.PARKED)
+        return self._taken or (texts.GIVEN_BACK if self.is_given_back else texts.PARKED)
 
     def resume(self) -> None:
         """Take the slice again, although nothing was submitted."""
@@ -214,7 +214,7 @@ class Parking:
                 task.cancel()
             await asyncio.gather(wait, giving_up, return_exceptions=True)
             self.resuming = False
-        self._pending.refuse(messages.gave_up(self._lease_client.size))
+        self._pending.refuse(texts.gave_up(self._lease_client.size))
         self._pending.show("")
         try:
             await retry(self._lease_client.park, self._show_fault)
@@ -232,7 +232,7 @@ class Parking:
 
     def _show_fault(self, error: GpuPoolError) -> None:
         """Show why the pool does not answer. It is asked again: there are variables to be kept."""
-        self._show(messages.unreachable(self._lease_client.size, error))
+        self._show(texts.unreachable(self._lease_client.size, error))
 
     async def _initialised(self) -> bool:
         try:

@@ -19,6 +19,7 @@ from gpu_pool_client._log import RareWarnings
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels, ignore
 from gpu_pool_provisioner.proxy.signed import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.session import texts
 
 #: Seconds after which what a waiting cell shows is published again, changed or not: by its messages a Jupyter
 #: server, and by that a culler of a JupyterHub, knows that a kernel is not idle.
@@ -130,9 +131,7 @@ class PendingKernel:
         elif kind in messages.ANSWERS:
             self._answer(held, messages.ANSWERS[kind])
         elif channel == "control" and kind != "debug_request":
-            self._answer(
-                held, messages.error_reply(messages.NOT_GRANTED, "The kernel waits for its GPU slice.")
-            )
+            self._answer(held, messages.error_reply(texts.NOT_GRANTED, "The kernel waits for its GPU slice."))
         else:
             self._held.append(held)
             if held.is_execution:
@@ -149,7 +148,7 @@ class PendingKernel:
         if now < self._heard_at + COUNTS_FOR and (is_new or now >= self._published_at + SHOWN_EVERY):
             self._show()
 
-    def refuse(self, text: str, name: str = messages.NOT_GRANTED) -> None:
+    def refuse(self, text: str, name: str = texts.NOT_GRANTED) -> None:
         """Answer the first waiting cell with an error, and abort the others, as a kernel would."""
         executions = [held for held in self._held if held.is_execution]
         first = next((held for held in executions if held.is_cell), None)

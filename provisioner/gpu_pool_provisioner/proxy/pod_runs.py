@@ -31,14 +31,11 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import kernel_command
-from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.events import before
-from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient, retry
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.proxy.runs import (
-    MARGIN,
     START_TIMEOUT,
     KernelRun,
     Launch,
@@ -46,6 +43,9 @@ from gpu_pool_provisioner.proxy.runs import (
     ProxiedKernel,
 )
 from gpu_pool_provisioner.proxy.supervisor import taken
+from gpu_pool_provisioner.session import texts
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
+from gpu_pool_provisioner.session.table import MARGIN
 
 #: Where kernels listen in their pods. Always the same, since a pod has an address of its own: so a
 #: cluster's rules can let exactly these through. Below what systems give to outgoing connections.
@@ -209,7 +209,7 @@ class PodRun(KernelRun):
         elif not self._address.done():
             client = self._lease_client
             client.has_waited = client.has_waited or self._queued
-            waiting = self._queued and messages.waiting(client.size, pod.message)
+            waiting = self._queued and texts.waiting(client.size, pod.message)
             self._tell(waiting or client.starting(pod.message))
 
     async def _account_for(self, pod: KernelPod) -> None:

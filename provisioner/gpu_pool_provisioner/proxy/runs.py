@@ -20,13 +20,11 @@ from gpu_pool_client import EndReason, KernelCommand, Lease, Process
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.events import before, ended, kill_group
-from gpu_pool_provisioner.proxy.expiry_policy import ExpiryStep
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
+from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
+from gpu_pool_provisioner.session.table import MARGIN
 
-#: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;
-#: also what a relaunch may take.
-MARGIN: Final = 5.0
 #: Seconds in which a pod must run, if its pool lets it take that long; and the most that a pool takes.
 START_TIMEOUT: Final = 86_400.0
 
@@ -172,7 +170,7 @@ class ProcessRun(KernelRun):
         if introduction is None:
             self.kill()
             await self.end
-            await self._lease_client.lose(EndReason.NOT_READY)
+            await self._lease_client.give_up(EndReason.NOT_READY, ask_anew=False)
             raise NotReadyError(f"The kernel did not become ready within {kernel.ready_timeout:g} seconds.")
         await self._while_alive(self._lease_client.confirm(process, kernel.grace))
         return introduction

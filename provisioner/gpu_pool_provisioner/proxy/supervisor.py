@@ -19,15 +19,15 @@ from gpu_pool_client import (
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
-from gpu_pool_provisioner.proxy import expiry_policy
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.events import before, first_of
-from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.parking import Parking
 from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.proxy.runs import KernelRun
+from gpu_pool_provisioner.session import expiry_policy
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 from gpu_pool_provisioner.slice_state import IdleState
 
 #: Seconds until the next look at a kernel whose slice is gone while it works.

@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from gpu_pool_client._pool import (
     is_yes,
 )
 from gpu_pool_client._processes import account_of
+from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.kernel_slice import (
     KernelSlice,
     SliceEnvironment,
@@ -50,7 +52,6 @@ from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.events import ended, first_of
 from gpu_pool_provisioner.proxy.front import PortTakenError, bind_front
-from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.pod_runs import command_in_pod, folder_in_pod
 from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
@@ -151,11 +152,11 @@ async def _serve(options: argparse.Namespace) -> int:
     batch = is_yes(os.environ.get(BATCH_VARIABLE, ""))
     holder = Holder(account_of(os.getuid()), course, _name(options), Process.current(), batch)
     lease_client = LeaseClient(kernel_slice, holder, default_outage_timeout())
-    proxy = KernelProxy(kernel, lease_client)
+    proxy = SessionDriver(kernel, lease_client)
     await proxy.open(front)
     stopping = asyncio.Event()
     _take_signals(proxy, wrapped, stopping)
-    await proxy.start(None, Launch(options.argv, wrapped.here, wrapped.in_pod))
+    await proxy.start(None, Launch(options.argv, wrapped.here, wrapped.in_pod), time.monotonic())
     try:
         await first_of(proxy.ended(), stopping.wait(), ended(os.getppid()))
         wrapped.signal(signal.SIGTERM)
@@ -171,7 +172,7 @@ async def _serve(options: argparse.Namespace) -> int:
     return await asyncio.to_thread(wrapped.exit_code)
 
 
-def _take_signals(proxy: KernelProxy, wrapped: WrappedKernel, stopping: asyncio.Event) -> None:
+def _take_signals(proxy: SessionDriver, wrapped: WrappedKernel, stopping: asyncio.Event) -> None:
     background_tasks: set[asyncio.Task[None]] = set()
 
     def interrupt() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpu_pool_client import Activity, Lease, Outlook, SliceRequest, format_share
-from gpu_pool_provisioner.proxy.expiry_policy import keeps_variables
+from gpu_pool_provisioner.session.expiry_policy import keeps_variables
 from gpu_pool_provisioner.slice_state import KernelSliceState, SlicePhase
 
 #: Turns a time of ``time.monotonic()`` into Unix seconds.

@@ -14,9 +14,8 @@ import pytest
 from gpu_pool_client import Holder, PoolUnreachable, parse_request
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner import provisioner
+from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.proxy import kernel_proxy
-from gpu_pool_provisioner.proxy.kernel_proxy import KernelProxy
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.settings import default_outage_timeout
 from support.frontend import frontend
@@ -32,7 +31,7 @@ def lives() -> set[asyncio.Task[Any]]:
     return {
         each
         for each in found
-        if getattr(each.get_coro(), "__qualname__", "") == KernelProxy._live.__qualname__
+        if getattr(each.get_coro(), "__qualname__", "") == SessionDriver._ask.__qualname__
     }
 
 
@@ -146,38 +145,6 @@ async def test_a_kernel_that_is_restarted_meanwhile_has_its_slice_afterwards(
         await service.start()
         assert (await cell.done()).outputs == [f"{lease.id}\n"]
     assert (await served.only_lease()).process.pid == km.provisioner.pid
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("call", [1, 2], ids=["as it begins", "when the pool was told"])
-async def test_a_kernel_whose_end_is_seen_late_keeps_its_slice_over_a_restart(
-    served: JupyterEnv, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
-    """What ends with the kernel's process hears of it only after this call for its restart."""
-    is_over = asyncio.Event()
-    calls: list[float | None] = []
-    down, being_restarted = KernelProxy._down, KernelProxy.being_restarted
-
-    async def restarted_before_its_end_is_seen(self: KernelProxy, *, within: float | None = None) -> None:
-        await being_restarted(self, within=within)
-        calls.append(within)
-        if len(calls) == call:
-            await is_over.wait()
-            down(self)
-
-    monkeypatch.setattr(KernelProxy, "_down", lambda proxy: is_over.set())
-    monkeypatch.setattr(KernelProxy, "being_restarted", restarted_before_its_end_is_seen)
-    monkeypatch.setattr(kernel_proxy, "MARGIN", 3.0)  # with the grace, less than the restart takes
-    km = manager(served.install("half", "50%", outage_timeout=600))
-    await km.start_kernel()
-    assert await answer(km, "print(1)") == "1\n"
-    lease, proxy = await served.only_lease(), km.provisioner._proxy
-    await service.end(signal.SIGKILL)
-    await km.restart_kernel(now=True)
-    assert len(calls) == 2
-    assert km.provisioner._proxy is proxy  # one that has closed would have given the slice back
-    await service.start()
-    assert await answer(km, "import os; print(os.environ['GPU_POOL_LEASE'])") == f"{lease.id}\n"
 
 
 async def test_a_kernel_that_waits_is_restarted_and_asks_once(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_pool_client import Activity, EndReason, Terms, WhenIdle
-from gpu_pool_provisioner.proxy.expiry_policy import (
+from gpu_pool_provisioner.session.expiry_policy import (
     ExpiryAction,
     KernelObservation,
     given_back_at,

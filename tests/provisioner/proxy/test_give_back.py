@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpu_pool_client import Activity, Holder, Lease, LeaseState, parse_request
-from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction
 from gpu_pool_provisioner.proxy.supervisor import IdleCuller
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction
 
 UNUSED = Activity(initialised=False, working=False)
 USED = Activity(initialised=True, working=False)

@@ -27,8 +27,9 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
 )
-from gpu_pool_provisioner.proxy import expiry_policy, supervisor
-from gpu_pool_provisioner.proxy.expiry_policy import ExpiryAction, ExpiryStep
+from gpu_pool_provisioner.proxy import supervisor
+from gpu_pool_provisioner.session import expiry_policy
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
 from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.pools import device, take, until

@@ -1,0 +1,11 @@
+"""One kernel's life as a state machine: pure. No I/O, no clock, no asyncio here.
+
+:func:`step` takes a session, an event and the time, and returns the session after it and the effects to
+perform, in order. :data:`TABLE` says which event is possible in which state, and where it leads. Whoever
+performs the effects, ``gpu_pool_provisioner.driver``, tells what comes of them by further events.
+"""
+
+from gpu_pool_provisioner.session.states import State
+from gpu_pool_provisioner.session.table import TABLE, ImpossibleEventError, Session, step
+
+__all__ = ["TABLE", "ImpossibleEventError", "Session", "State", "step"]

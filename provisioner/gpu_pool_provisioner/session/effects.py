@@ -1,0 +1,150 @@
+"""What is to be done about it: values, performed by the driver in the order in which they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_pool_client import EndReason, Lease
+from gpu_pool_provisioner.session.texts import NOT_GRANTED
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something to do at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Effect):
+    """Something that takes time. It is given up when the session's state changes; its result is an event."""
+
+
+# -- Towards the frontends ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Effect):
+    """Answer in the kernel's name, and hold what is submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSilently(Effect):
+    """Hold what is submitted, and answer nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldUnanswered(Effect):
+    """Hold what is submitted, and what the kernel has not answered before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relay(Effect):
+    """Pass everything on to the kernel, first of all what was held."""
+
+    #: What is printed below the first cell.
+    tell: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Effect):
+    """Let the code that is held fail."""
+
+    text: str
+    error_name: str = NOT_GRANTED
+
+
+@dataclass(frozen=True, slots=True)
+class Show(Effect):
+    """Show a text in the waiting cell; empty for none."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Effect):
+    """Forget what is held, as a restart does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportHeldCode(Effect):
+    """Tell whether code is held, as if it had just been submitted."""
+
+
+# -- Towards the kernel -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KillKernel(Effect):
+    """End it at once, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptKernel(Effect):
+    """Interrupt it by a message, where it takes no signals."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo(Effect):
+    """Close the connection to a kernel that has ended."""
+
+
+# -- Towards the pool ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack(Effect):
+    """Give the slice back, or leave the queue."""
+
+    reason: EndReason
+    #: Whether another may be asked for later: not by a restart that nobody asked for.
+    ask_anew: bool = True
+
+
+# -- The end ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Effect):
+    """Close the ports, and have nothing more to do with the kernel."""
+
+
+# -- What takes time ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Work):
+    """Ask the pool for the slice. Comes to ``Queued``, ``Granted`` or ``Refused``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitGrant(Work):
+    """Wait in the queue. Comes to ``Granted`` or ``Refused``."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class AskLastTime(Work):
+    """Take the slice if it is free now. Comes to ``Granted``, or to ``Refused`` with why it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch(Work):
+    """Launch the kernel. Comes to ``Launched`` and then ``Ready``, ``NotReady`` or ``NotStarted``."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Watch(Work):
+    """Hold the kernel to the terms of its lease. Comes to ``Died`` or ``TermsOver``."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class EndKernel(Work):
+    """End the kernel, if there is one, once it had so many seconds to end. Comes to ``Gone``."""
+
+    within: float = 0.0
+    #: For how many seconds its end is waited for; None for however long the system holds it.
+    at_most: float | None = None

@@ -1,0 +1,54 @@
+"""Every pair of the session's table, and the drawing of it in the documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_client import EndReason, LeaseState, PoolUnreachable
+from gpu_pool_provisioner.session import TABLE, ImpossibleEventError, Session, State, events, step
+from gpu_pool_provisioner.session.diagram import diagram
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
+from support.session_world import lease
+
+EVENTS = {
+    events.StartRequested: events.StartRequested(None),
+    events.Queued: events.Queued(lease(LeaseState.WAITING)),
+    events.Granted: events.Granted(lease(LeaseState.HELD)),
+    events.Ready: events.Ready(lease(LeaseState.HELD)),
+    events.Refused: events.Refused(PoolUnreachable("The pool is away.")),
+    events.NotReady: events.NotReady(ValueError("It ended.")),
+    events.NotStarted: events.NotStarted(ValueError("It never came.")),
+    events.Failed: events.Failed(ValueError("ours")),
+    events.RestartExpected: events.RestartExpected(1.0),
+    events.ManagerExpected: events.ManagerExpected(1.0),
+    events.TermsOver: events.TermsOver(ExpiryStep(ExpiryAction.END, reason=EndReason.IDLE)),
+}
+KINDS = [each for each in vars(events).values() if isinstance(each, type) and each.__base__ is events.Event]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
+def test_every_pair_leads_where_the_table_says_or_is_refused_by_name(
+    state: State, kind: type[events.Event]
+) -> None:
+    session, event = Session("2%", 1.0, state), EVENTS.get(kind) or kind()
+    rule = TABLE[state].get(kind)
+    if rule is None:
+        with pytest.raises(ImpossibleEventError, match=f"{kind.__name__} .* {state.value}"):
+            step(session, event, 0.0)
+        return
+    after, _ = step(session, event, 0.0)
+    assert after.state in rule.to
+
+
+def test_every_state_and_event_is_in_the_table() -> None:
+    assert TABLE.keys() == set(State)
+    assert {kind for column in TABLE.values() for kind in column} == set(KINDS)
+
+
+def test_the_documentation_has_the_table_as_it_is() -> None:
+    """Write it there with ``python -m gpu_pool_provisioner.session.diagram``."""
+    page = (Path(__file__).parents[3] / "docs" / "developer" / "session.md").read_text()
+    assert f"```text\n{diagram()}\n```" in page

@@ -1,0 +1,34 @@
+"""Random walks of sessions through their table, against what they promise."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gpu_pool_provisioner.session import State
+from support.session_world import Arrow, World, arrows
+
+
+def walk(seed: int, steps: int) -> World:
+    """Walk so many steps; once a session has ended, a few more, and with the next one from the beginning."""
+    chance, seen = random.Random(seed), set[Arrow]()
+    world = World(chance, seen=seen)
+    after_its_end = 0
+    for _ in range(steps):
+        world.walk()
+        after_its_end += world.session.state is State.ENDED
+        if after_its_end > 20:
+            world, after_its_end = World(chance, seen=seen), 0
+    return world
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_walk_breaks_a_promise(seed: int) -> None:
+    walk(seed, 5_000)
+
+
+@pytest.mark.long
+def test_no_long_walk_breaks_a_promise_and_every_arrow_is_gone() -> None:
+    world = walk(1, 200_000)
+    assert world.seen == arrows()

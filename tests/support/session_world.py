@@ -1,0 +1,225 @@
+"""A world around a session, without any of it being there: what its effects do, and what may happen next.
+
+It keeps the promises that a session makes to a person, and fails when one is broken.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_pool_client import (
+    EndReason,
+    Holder,
+    Lease,
+    LeaseState,
+    PoolUnreachable,
+    parse_request,
+)
+from gpu_pool_provisioner.session import TABLE, Session, State, effects, events, step
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
+
+HOLDER = Holder("ada")
+#: A state, what happened, and the state after it.
+Arrow = tuple[State, type[events.Event], State]
+
+
+def lease(state: LeaseState, number: int = 1) -> Lease:
+    return Lease(str(number), "", parse_request("2%"), HOLDER, state, 0.0)
+
+
+@dataclass
+class World:
+    """One kernel, its pool, its frontends and its manager, as far as a session is concerned."""
+
+    chance: random.Random
+    now: float = 0.0
+    session: Session = field(default_factory=lambda: Session("2%", 1.0))
+    #: What the session's state does while it lasts.
+    work: effects.Work | None = None
+    #: The lease that the pool knows, by number, and how often each has been given back.
+    lease: int | None = None
+    is_held: bool = False
+    given_back: dict[int, int] = field(default_factory=dict)
+    #: Whether there is a kernel, whether all is relayed to it, and whether somebody listens for it.
+    kernel_lives: bool = False
+    is_relayed: bool = False
+    listens: bool = True
+    #: Code that was submitted: held by the proxy, or passed on and not answered.
+    held: int = 0
+    passed_on: int = 0
+    submitted: int = 0
+    answered: int = 0
+    #: The pairs of states that were seen, with what led from one to the other.
+    seen: set[Arrow] = field(default_factory=set)
+
+    def walk(self) -> None:
+        """Let one of the things happen that may happen now."""
+        self.happen(self.chance.choice(self._possible())())
+
+    def happen(self, event: events.Event) -> None:
+        """Let something happen, and do what the session says."""
+        self._before(event)
+        before = self.session.state
+        self.session, due = step(self.session, event, self.now)
+        self.seen.add((before, type(event), self.session.state))
+        if self.session.state is not before:
+            self.work = None
+        reports = False
+        for effect in due:
+            reports = self._perform(effect) or reports
+        self.check()
+        if reports and self.held:
+            self.happen(events.CodeSubmitted())
+
+    def _before(self, event: events.Event) -> None:
+        match event:
+            case events.StartRequested(lease=Lease() as found) | events.Queued(found) | events.Granted(found):
+                self.lease, self.is_held = int(found.id), found.state is LeaseState.HELD
+            case events.Died():
+                self.kernel_lives = False
+            case events.Launched():
+                self.kernel_lives = True
+            case events.Gone() | events.NotReady() | events.NotStarted() | events.Failed():
+                self.kernel_lives = False if not isinstance(event, events.NotStarted) else self.kernel_lives
+                self.work = None
+            case _:
+                pass
+        if isinstance(event, events.Refused) and self.work is not None:
+            self.work = None
+
+    def _perform(self, effect: effects.Effect) -> bool:
+        match effect:
+            case effects.Work():
+                self.work = effect
+            case effects.Answer() | effects.HoldSilently():
+                self._stop_relaying()
+            case effects.HoldUnanswered():
+                self.held += self.passed_on
+                self.passed_on, self.is_relayed = 0, False
+            case effects.Relay():
+                self.is_relayed, self.passed_on, self.held = True, self.passed_on + self.held, 0
+            case effects.Refuse() | effects.Drop():
+                self.answered += self.held
+                self.held = 0
+            case effects.GiveBack():
+                self._give_back()
+            case effects.KillKernel() | effects.LetGo():
+                self.kernel_lives = False
+            case effects.Close():
+                self.listens, self.kernel_lives = False, False
+                self._stop_relaying()
+            case effects.ReportHeldCode():
+                return True
+            case _:
+                pass
+        return False
+
+    def _stop_relaying(self) -> None:
+        # What a kernel that has ended was given is lost with it, as the frontends see by themselves.
+        self.answered += self.passed_on
+        self.passed_on, self.is_relayed = 0, False
+
+    def _give_back(self) -> None:
+        if self.lease is not None:
+            self.given_back[self.lease] = self.given_back.get(self.lease, 0) + 1
+            self.lease, self.is_held = None, False
+
+    # -- What may happen -------------------------------------------------------
+
+    def _possible(self) -> list[Callable[[], events.Event]]:
+        found = [self._managed, self._managed, self._time]
+        if self.listens:
+            found += [self._submit] * 2
+        if self.work is not None:
+            found += [self._come_of(self.work)] * 6
+        if self.session.state is State.ENDED:
+            found.append(self._managed)
+        return found
+
+    def _managed(self) -> events.Event:
+        common = [
+            lambda: events.StartRequested(None, self.chance.choice([None, self.now + 1.0])),
+            events.InterruptRequested,
+            events.StopRequested,
+            events.RestartBegan,
+            lambda: events.RestartExpected(1.0),
+            lambda: events.ManagerExpected(1.0),
+            events.ManagerCame,
+        ]
+        if not self.session.is_begun:
+            leases = [None, self._lease(LeaseState.WAITING), self._lease()]
+            return events.StartRequested(self.chance.choice(leases))
+        if self.chance.random() < 0.02:
+            return events.CloseRequested()
+        if self.chance.random() < 0.05:
+            return events.Failed(ValueError("ours"))
+        return self.chance.choice(common)()
+
+    def _time(self) -> events.Event:
+        self.now += self.chance.choice([0.0, 0.5, 20.0])
+        return events.TimePassed()
+
+    def _submit(self) -> events.Event:
+        self.submitted += 1
+        if self.is_relayed:
+            self.passed_on += 1
+            # Whether the session hears of it depends on who holds it.
+            return self.chance.choice([events.TimePassed(), events.CodeSubmitted()])
+        self.held += 1
+        silent = self.session.state in (State.DOWN, State.RESTARTING)
+        return events.TimePassed() if silent else events.CodeSubmitted()
+
+    def _lease(self, state: LeaseState = LeaseState.HELD) -> Lease:
+        number = self.lease or len(self.given_back) + 1
+        return lease(state, number)
+
+    def _come_of(self, work: effects.Work) -> Callable[[], events.Event]:
+        return lambda: self.chance.choice(self._results(work))()
+
+    def _results(self, work: effects.Work) -> list[Callable[[], events.Event]]:
+        refused = lambda: events.Refused(PoolUnreachable("The pool is away."))  # noqa: E731
+        granted = lambda: events.Granted(self._lease())  # noqa: E731
+        queued = lambda: events.Queued(self._lease(LeaseState.WAITING))  # noqa: E731
+        over = ExpiryStep(ExpiryAction.END, "It is over.", reason=EndReason.IDLE)
+        match work:
+            case effects.Ask():
+                return [granted, queued, refused]
+            case effects.AwaitGrant() | effects.AskLastTime():
+                return [granted, refused]
+            case effects.Launch():
+                launched = [] if self.session.is_launched else [events.Launched]
+                ready = [lambda: events.Ready(self._lease())] if self.kernel_lives else []
+                why = ValueError("It ended.")
+                return [*launched, *ready, lambda: events.NotReady(why), lambda: events.NotStarted(why)]
+            case effects.Watch():
+                return [events.Died, lambda: events.TermsOver(over)]
+            case effects.EndKernel():
+                return [events.Gone]
+        raise AssertionError(work)
+
+    # -- What is promised ------------------------------------------------------
+
+    def check(self) -> None:
+        """Fail where a promise is broken."""
+        state = self.session.state
+        if self.is_relayed or self.passed_on:
+            assert self.is_held, "a cell runs without a slice"
+        assert all(count == 1 for count in self.given_back.values()), "a slice was given back twice"
+        assert self.held + self.passed_on + self.answered == self.submitted, "what was submitted is lost"
+        if state is State.ENDED:
+            assert not self.held, "what was submitted is not answered"
+            assert not self.listens, "somebody listens"
+            assert not self.kernel_lives, "there is a process"
+            assert self.session.wakes_at is None, "something is due"
+        if state in (State.ASKING, State.QUEUED, State.STARTING, State.RUNNING, State.ENDING):
+            assert self.work is not None, "nothing goes on"
+        if state is State.WITHOUT_SLICE:
+            assert self.lease is None, "a slice is kept that nobody asks for"
+
+
+def arrows() -> set[Arrow]:
+    """Return every way from one state to another, or to itself, that the table allows."""
+    rules = [(state, event, rule) for state, column in TABLE.items() for event, rule in column.items()]
+    return {(state, event, to) for state, event, rule in rules for to in rule.to}
