@@ -56,7 +56,8 @@ from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
-from gpu_pool_provisioner.session.table import MARGIN
+from gpu_pool_provisioner.session import Session
+from gpu_pool_provisioner.session.session import MARGIN
 from gpu_pool_provisioner.settings import SliceSettings
 from gpu_pool_provisioner.slice_control import SliceControl
 from gpu_pool_provisioner.templates import TemplateProcess, say_cold_in_pods, templates
@@ -253,6 +254,11 @@ class GPUPoolProvisioner(SliceSettings):
         if self._slice is None:
             return None
         return SliceControl(self._slice, self._proxy, self._on_slice)
+
+    @property
+    def session(self) -> Session | None:
+        """The kernel's life so far; None where it has no slice, or was started by another process."""
+        return self._proxy.session if self._proxy is not None else None
 
     @property
     def kernel_slice(self) -> KernelSlice | None:

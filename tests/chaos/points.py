@@ -68,7 +68,7 @@ SERVER: Final = (
     "gpu_pool_provisioner.proxy.lease_client:LeaseClient.confirm:before",
     "gpu_pool_provisioner.proxy.lease_client:LeaseClient.confirm:after",
     "gpu_pool_provisioner.proxy.relay:Relay.begin:after",
-    "gpu_pool_provisioner.proxy.parking:Parking.begin:before",
+    "gpu_pool_provisioner.work:SessionWork._park:before",
     "gpu_pool_client._remote.client:RemotePool.request:after",
     "gpu_pool_client._remote.client:RemotePool.release:before",
     "gpu_pool_provisioner.templates:TemplateProcess._import:before",

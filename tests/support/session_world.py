@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu_pool_client import (
+    Activity,
     EndReason,
     Holder,
     Lease,
     LeaseState,
     PoolUnreachable,
+    Terms,
+    WhenIdle,
     parse_request,
 )
 from gpu_pool_provisioner.session import TABLE, Session, State, effects, events, step
@@ -29,6 +32,20 @@ def lease(state: LeaseState, number: int = 1) -> Lease:
     return Lease(str(number), "", parse_request("2%"), HOLDER, state, 0.0)
 
 
+#: Where all is passed on to the kernel, and where something must be under way.
+_RELAYING = (State.RUNNING, State.ASKED_BACK)
+_WORKING = (
+    *(State.ASKING, State.QUEUED, State.STARTING, State.ENDING),
+    *(State.RESIZING, State.PARKING, State.RESUMING),
+)
+#: What comes of work, and ends it.
+_RESULTS = (
+    *(events.Queued, events.Granted, events.Refused, events.Ready, events.NotReady, events.NotStarted),
+    *(events.Looked, events.NotLooked, events.FoundIdle, events.FoundAtWork, events.Parked, events.NotParked),
+    *(events.ParkedAgain, events.Resumed, events.Resized, events.Gone, events.Failed),
+)
+
+
 @dataclass
 class World:
     """One kernel, its pool, its frontends and its manager, as far as a session is concerned."""
@@ -41,6 +58,8 @@ class World:
     #: The lease that the pool knows, by number, and how often each has been given back.
     lease: int | None = None
     is_held: bool = False
+    #: Whether somebody has taken it from a kernel that may be at work.
+    is_taken: bool = False
     given_back: dict[int, int] = field(default_factory=dict)
     #: Whether there is a kernel, whether all is relayed to it, and whether somebody listens for it.
     kernel_lives: bool = False
@@ -71,7 +90,7 @@ class World:
             reports = self._perform(effect) or reports
         self.check()
         if reports and self.held:
-            self.happen(events.CodeSubmitted())
+            self.happen(events.WorkSubmitted())
 
     def _before(self, event: events.Event) -> None:
         match event:
@@ -79,14 +98,17 @@ class World:
                 self.lease, self.is_held = int(found.id), found.state is LeaseState.HELD
             case events.Died():
                 self.kernel_lives = False
+            case events.Parked() | events.ParkedAgain():
+                self.is_held, self.is_taken = False, False
+            case events.Resumed() | events.Ready():
+                self.is_held, self.is_taken = True, False
             case events.Launched():
                 self.kernel_lives = True
-            case events.Gone() | events.NotReady() | events.NotStarted() | events.Failed():
-                self.kernel_lives = False if not isinstance(event, events.NotStarted) else self.kernel_lives
-                self.work = None
+            case events.Gone() | events.NotReady() | events.Failed():
+                self.kernel_lives = False
             case _:
                 pass
-        if isinstance(event, events.Refused) and self.work is not None:
+        if isinstance(event, _RESULTS):
             self.work = None
 
     def _perform(self, effect: effects.Effect) -> bool:
@@ -98,6 +120,9 @@ class World:
             case effects.HoldUnanswered():
                 self.held += self.passed_on
                 self.passed_on, self.is_relayed = 0, False
+            case effects.HoldBack():
+                # What the kernel works on already goes on.
+                self.is_relayed = False
             case effects.Relay():
                 self.is_relayed, self.passed_on, self.held = True, self.passed_on + self.held, 0
             case effects.Refuse() | effects.Drop():
@@ -116,6 +141,10 @@ class World:
                 pass
         return False
 
+    @property
+    def _has_limits(self) -> bool:
+        return self.session.idling is not None and self.session.idling.terms.has_limits
+
     def _stop_relaying(self) -> None:
         # What a kernel that has ended was given is lost with it, as the frontends see by themselves.
         self.answered += self.passed_on
@@ -129,13 +158,15 @@ class World:
     # -- What may happen -------------------------------------------------------
 
     def _possible(self) -> list[Callable[[], events.Event]]:
-        found = [self._managed, self._managed, self._time]
+        found = [self._managed, self._time]
         if self.listens:
-            found += [self._submit] * 2
+            found.append(self._submit)
         if self.work is not None:
-            found += [self._come_of(self.work)] * 6
-        if self.session.state is State.ENDED:
-            found.append(self._managed)
+            found += [self._come_of(self.work)] * 4
+        if self.session.state.has_kernel:
+            found += [self._of_its_user, self._time, self._time]
+            is_parked = self.session.state in (State.PARKED, State.RESUMING)
+            found += [self._of_the_kernel] if is_parked or self.chance.random() < 0.2 else []
         return found
 
     def _managed(self) -> events.Event:
@@ -151,9 +182,13 @@ class World:
         if not self.session.is_begun:
             leases = [None, self._lease(LeaseState.WAITING), self._lease()]
             return events.StartRequested(self.chance.choice(leases))
+        if self.session.state in (State.DOWN, State.RESTARTING, State.WITHOUT_SLICE) and self._maybe():
+            return events.StartRequested(None)
+        if self.session.state.has_kernel and self.chance.random() < 0.5:
+            return self._of_its_user()
         if self.chance.random() < 0.02:
             return events.CloseRequested()
-        if self.chance.random() < 0.05:
+        if self.chance.random() < 0.04:
             return events.Failed(ValueError("ours"))
         return self.chance.choice(common)()
 
@@ -166,10 +201,10 @@ class World:
         if self.is_relayed:
             self.passed_on += 1
             # Whether the session hears of it depends on who holds it.
-            return self.chance.choice([events.TimePassed(), events.CodeSubmitted()])
+            return self.chance.choice([events.TimePassed(), events.WorkSubmitted()])
         self.held += 1
         silent = self.session.state in (State.DOWN, State.RESTARTING)
-        return events.TimePassed() if silent else events.CodeSubmitted()
+        return events.TimePassed() if silent else events.WorkSubmitted()
 
     def _lease(self, state: LeaseState = LeaseState.HELD) -> Lease:
         number = self.lease or len(self.given_back) + 1
@@ -182,7 +217,6 @@ class World:
         refused = lambda: events.Refused(PoolUnreachable("The pool is away."))  # noqa: E731
         granted = lambda: events.Granted(self._lease())  # noqa: E731
         queued = lambda: events.Queued(self._lease(LeaseState.WAITING))  # noqa: E731
-        over = ExpiryStep(ExpiryAction.END, "It is over.", reason=EndReason.IDLE)
         match work:
             case effects.Ask():
                 return [granted, queued, refused]
@@ -193,19 +227,70 @@ class World:
                 ready = [lambda: events.Ready(self._lease())] if self.kernel_lives else []
                 why = ValueError("It ended.")
                 return [*launched, *ready, lambda: events.NotReady(why), lambda: events.NotStarted(why)]
-            case effects.Watch():
-                return [events.Died, lambda: events.TermsOver(over)]
+            case effects.Look():
+                return [self._looked, self._looked, events.NotLooked]
+            case effects.CheckIdle():
+                return [events.FoundIdle] * 3 + [lambda: events.FoundAtWork(self._maybe())]
+            case effects.Park():
+                failed = lambda: events.NotParked(self._maybe(), self._maybe())  # noqa: E731
+                parked = lambda: events.Parked(self._lease(LeaseState.PARKED), self._maybe())  # noqa: E731
+                return [parked, parked, parked, failed]
+            case effects.ParkAgain():
+                return [events.ParkedAgain, lambda: events.Resumed(self._lease())]
+            case effects.Resume():
+                return [lambda: events.Resumed(self._lease(), self._maybe())]
+            case effects.Resize():
+                return [events.Resized]
             case effects.EndKernel():
-                return [events.Gone]
+                return [events.Gone, events.Gone, self._of_the_kernel]
         raise AssertionError(work)
+
+    def _maybe(self) -> bool:
+        return self.chance.random() < 0.5
+
+    def _looked(self) -> events.Event:
+        """Let the kernel be looked at: its slice may have been parked, asked back or taken meanwhile."""
+        state = self.chance.choice([LeaseState.HELD] * 4 + [LeaseState.PARKED])
+        if state is LeaseState.PARKED:
+            # It was parked by its pool; whatever runs already cannot be held any more.
+            self.is_taken = True
+        terms = Terms(
+            ends_at=self.chance.choice([None, None, None, self.now + 1.0]),
+            idle_limit=self.chance.choice([1.0, 1.0, 100.0]),
+            when_idle=self.chance.choice(list(WhenIdle)),
+        )
+        asked = self.chance.choice([None, None, EndReason.REVOKED])
+        initialised = self.chance.random() < 0.3
+        activity = Activity(initialised=initialised, working=self.chance.choice([None, False, True]))
+        found = replace(self._lease(state), terms=terms, asked_back=asked)
+        is_busy, last = self.chance.random() < 0.3, self.now - self.chance.choice([0.0, 200.0])
+        return events.Looked(found, is_busy, last, activity)
+
+    def _of_the_kernel(self) -> events.Event:
+        over = ExpiryStep(ExpiryAction.END, "It is over.", reason=EndReason.IDLE)
+        ours = events.Failed(ValueError("ours"))
+        return self.chance.choice([events.Died(), events.TermsOver(over), ours, events.CloseRequested()])
+
+    def _of_its_user(self) -> events.Event:
+        wanted = [
+            events.KeepRequested(60),
+            events.GiveBackRequested(Activity(initialised=self._maybe())),
+            events.ResizeRequested(),
+            events.ResumeRequested(),
+            events.InterruptRequested(),
+            events.RestartBegan(),
+        ]
+        possible = [each for each in wanted if type(each) in TABLE[self.session.state]]
+        return self.chance.choice(possible) if possible else events.TimePassed()
 
     # -- What is promised ------------------------------------------------------
 
     def check(self) -> None:
         """Fail where a promise is broken."""
         state = self.session.state
-        if self.is_relayed or self.passed_on:
+        if self.is_relayed:
             assert self.is_held, "a cell runs without a slice"
+            assert state in _RELAYING, "what is submitted is not held"
         assert all(count == 1 for count in self.given_back.values()), "a slice was given back twice"
         assert self.held + self.passed_on + self.answered == self.submitted, "what was submitted is lost"
         if state is State.ENDED:
@@ -213,8 +298,11 @@ class World:
             assert not self.listens, "somebody listens"
             assert not self.kernel_lives, "there is a process"
             assert self.session.wakes_at is None, "something is due"
-        if state in (State.ASKING, State.QUEUED, State.STARTING, State.RUNNING, State.ENDING):
+        if state in _WORKING:
             assert self.work is not None, "nothing goes on"
+        if state in _RELAYING:
+            assert self.is_relayed, "nothing is passed on"
+            assert self.work is not None or self.session.wakes_at is not None or not self._has_limits
         if state is State.WITHOUT_SLICE:
             assert self.lease is None, "a slice is kept that nobody asks for"
 

@@ -42,10 +42,10 @@ from gpu_pool_provisioner.proxy.runs import (
     NotReadyError,
     ProxiedKernel,
 )
-from gpu_pool_provisioner.proxy.supervisor import taken
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
-from gpu_pool_provisioner.session.table import MARGIN
+from gpu_pool_provisioner.session.idling import taken
+from gpu_pool_provisioner.session.session import MARGIN
 
 #: Where kernels listen in their pods. Always the same, since a pod has an address of its own: so a
 #: cluster's rules can let exactly these through. Below what systems give to outgoing connections.

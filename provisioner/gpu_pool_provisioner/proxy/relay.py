@@ -104,6 +104,11 @@ class Relay:
         """Whether the kernel works on what somebody submitted."""
         return bool(self._at_work)
 
+    @property
+    def seen(self) -> tuple[bool, float]:
+        """Whether the kernel works, and when it last began or ended work; 0 if never."""
+        return self.busy, self.last_activity or 0.0
+
     def unanswered(self) -> list[list[zmq.Frame]]:
         """Return the code that was passed on and has had no reply, in order."""
         return list(self._unanswered.values())

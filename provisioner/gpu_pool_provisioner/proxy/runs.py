@@ -23,7 +23,7 @@ from gpu_pool_provisioner.proxy.events import before, ended, kill_group
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
-from gpu_pool_provisioner.session.table import MARGIN
+from gpu_pool_provisioner.session.session import MARGIN
 
 #: Seconds in which a pod must run, if its pool lets it take that long; and the most that a pool takes.
 START_TIMEOUT: Final = 86_400.0

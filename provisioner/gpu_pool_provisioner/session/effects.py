@@ -65,6 +65,18 @@ class Drop(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class HoldBack(Effect):
+    """Hold what would make the kernel work, and pass on the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Effect):
+    """Answer whoever has asked for what has just happened."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReportHeldCode(Effect):
     """Tell whether code is held, as if it had just been submitted."""
 
@@ -80,6 +92,20 @@ class KillKernel(Effect):
 @dataclass(frozen=True, slots=True)
 class InterruptKernel(Effect):
     """Interrupt it by a message, where it takes no signals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell(Effect):
+    """Print a line below the cell that runs, or else below the next one that does."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowDevices(Effect):
+    """Let the kernel see the devices of its lease; with None, none."""
+
+    lease: Lease | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +161,33 @@ class Launch(Work):
 
 
 @dataclass(frozen=True, slots=True)
-class Watch(Work):
-    """Hold the kernel to the terms of its lease. Comes to ``Died`` or ``TermsOver``."""
+class Look(Work):
+    """Look at the lease and at the kernel. Comes to ``Looked``, ``NotLooked`` or ``TermsOver``."""
 
-    lease: Lease
+
+@dataclass(frozen=True, slots=True)
+class CheckIdle(Work):
+    """Ask the kernel whether it has done all. Comes to ``FoundIdle`` or ``FoundAtWork``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Park(Work):
+    """Lend the slice to others. Comes to ``Parked``, ``NotParked`` or ``TermsOver``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkAgain(Work):
+    """Leave the queue for a parked slice. Comes to ``ParkedAgain``, ``Resumed`` or ``TermsOver``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Work):
+    """Ask for the slice again, and wait for it. Comes to ``Resumed`` or ``TermsOver``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize(Work):
+    """Change the size if the kernel is idle. Comes to ``Resized``."""
 
 
 @dataclass(frozen=True, slots=True)

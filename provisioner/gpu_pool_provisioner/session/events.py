@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_pool_client import GpuPoolError, Lease
+from gpu_pool_client import Activity, GpuPoolError, Lease
 from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
 
 
@@ -101,6 +101,7 @@ class Launched(Event):
 class Ready(Event):
     """It has answered, and its lease is attached to it."""
 
+    #: With the end of its terms by the session's clock.
     lease: Lease
 
 
@@ -138,12 +139,107 @@ class Gone(Event):
     """What was to be ended has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Looked(Event):
+    """The pool and the kernel were looked at, to see whether it keeps its slice."""
+
+    #: With the end of its terms by the session's clock.
+    lease: Lease
+    #: Whether the kernel works on what was submitted, and when it last began or ended that.
+    busy: bool
+    last_activity: float
+    #: What it does with its device; None where that decides nothing.
+    activity: Activity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotLooked(Event):
+    """The pool did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundIdle(Event):
+    """The kernel has done all that it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAtWork(Event):
+    """It has not, or does not answer."""
+
+    #: Whether it works on nothing that is known.
+    is_silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parked(Event):
+    """Its slice is lent to others."""
+
+    lease: Lease
+    #: Whether its state on the device was moved away.
+    is_moved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotParked(Event):
+    """The pool has not parked it."""
+
+    #: Whether it said that it never will.
+    is_refused: bool
+    #: Whether it did not answer, so that the slice may have gone, or go later.
+    is_unanswered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedAgain(Event):
+    """It waits for its slice no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """Its slice is held again."""
+
+    #: With the end of its terms by the session's clock.
+    lease: Lease
+    #: Whether it has looked for a GPU meanwhile, and found none.
+    is_poisoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resized(Event):
+    """Its size has changed, or not."""
+
+
 # -- Frontends, the clock, and mistakes of ours -------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class CodeSubmitted(Event):
-    """Code was submitted, and is held."""
+class WorkSubmitted(Event):
+    """Code was submitted, or anything else to work on, and is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRequested(Event):
+    """Its user says that it is in use, for so many seconds."""
+
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBackRequested(Event):
+    """Its user lets the slice go as soon as the kernel is idle."""
+
+    #: What the kernel does with its device, by which its user was told what that costs.
+    activity: Activity
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested(Event):
+    """Its user asks for the slice again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRequested(Event):
+    """The running kernel is to have another size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,3 +101,19 @@ def too_long(size: str, limit: str) -> str:
     what = slice_of(size)
     waited = f"waited for {what} for {limit}, as long as it may" if limit else f"needs {what}"
     return f"This kernel {waited}, and was not started."
+
+
+_GIVES_BACK: Final = "This kernel gives its GPU slice back as soon as it is idle"
+GOES_PARKED: Final = f"{_GIVES_BACK}; its variables are kept."
+GOES_ENDED: Final = (
+    f"{_GIVES_BACK}, and ends then, with its variables: what it may keep on the GPU cannot be moved away."
+)
+STAYS: Final = (
+    "This kernel keeps its GPU slice: what it keeps on the GPU cannot be moved away. Restart it or shut it "
+    "down to give the slice back; its variables are gone then."
+)
+NO_IDLE_LIMIT: Final = "Nothing needs to be done: this kernel keeps its GPU slice however long it is idle."
+POISONED: Final = (
+    "While this kernel's GPU slice was lent to others, something in it looked for a GPU and found none. "
+    "If CUDA now says that there is no device, restart the kernel."
+)

@@ -14,10 +14,10 @@ import pytest
 from gpu_pool_client import Holder, PoolUnreachable, parse_request
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner import provisioner
-from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.kernel_slice import KernelSlice
 from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.settings import default_outage_timeout
+from gpu_pool_provisioner.work import SessionWork
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
 from support.service import Service
@@ -31,7 +31,7 @@ def lives() -> set[asyncio.Task[Any]]:
     return {
         each
         for each in found
-        if getattr(each.get_coro(), "__qualname__", "") == SessionDriver._ask.__qualname__
+        if getattr(each.get_coro(), "__qualname__", "") == SessionWork._ask.__qualname__
     }
 
 

@@ -195,7 +195,7 @@ async def test_a_wait_is_shown_again_and_again_until_nobody_was_heard_for_long(
         (text,) = set(cell.outputs)
         assert "Waiting for a GPU slice" in text
         monkeypatch.setattr(pending, "COUNTS_FOR", -1.0)
-        waiting = km.provisioner._proxy._pending
+        waiting = km.provisioner._proxy._do.pending
         await in_background(show(waiting, "Nobody reads this."))
         monkeypatch.setattr(pending, "COUNTS_FOR", 3600.0)
         await cell.shows("Waiting for a GPU slice")

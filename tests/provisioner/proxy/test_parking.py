@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
-from gpu_pool_provisioner.proxy import lease_client, supervisor
+from gpu_pool_provisioner.proxy import lease_client
+from gpu_pool_provisioner.session import idling
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, kill
 from support.pools import until
@@ -186,7 +187,7 @@ async def test_a_kernel_that_was_ended_and_is_restarted_runs_its_first_cell(
     async with frontend(km) as page:
         await page.run("1").done()
         await jupyter_env.pool.release((await jupyter_env.only_lease()).id, EndReason.REVOKED)
-        await until(lambda: km.provisioner._proxy.standing_in)
+        await until(lambda: km.provisioner.session.stands_in)
         await km.restart_kernel()
         assert (await page.run("print('again')").done()).outputs == ["again\n"]
 
@@ -281,7 +282,7 @@ async def test_a_pool_that_cannot_answer_for_a_moment_costs_no_variables(
 ) -> None:
     course(idle_limit="1s")
     monkeypatch.setattr(lease_client, "RETRY_EVERY", 0.1)
-    monkeypatch.setattr(supervisor, "_TRY_AGAIN", 0.1)
+    monkeypatch.setattr(idling, "_TRY_AGAIN", 0.1)
     for name in ("attach", "park", "resume"):
         monkeypatch.setattr(jupyter_env.pool, name, every_other_time(getattr(jupyter_env.pool, name), fault))
     km = manager(jupyter_env.install("two"))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Lease, NotAllowed
+from gpu_pool_provisioner.session import State
 from support.frontend import Cell, Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 
@@ -89,7 +90,7 @@ async def test_a_change_of_size_that_outlives_its_kernel_leaves_the_next_one_alo
 
 
 async def is_held_back(km: Any) -> bool:
-    return km.provisioner.slice_control._proxy._supervisor._resizing is not None
+    return km.provisioner.session.state is State.RESIZING
 
 
 async def test_a_size_that_changes_as_the_slice_comes_is_the_one_that_the_kernel_starts_on(

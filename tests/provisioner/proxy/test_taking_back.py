@@ -27,9 +27,8 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
 )
-from gpu_pool_provisioner.proxy import supervisor
-from gpu_pool_provisioner.session import expiry_policy
-from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
+from gpu_pool_provisioner.proxy.relay import Relay
+from gpu_pool_provisioner.session import State, expiry_policy, idling
 from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.pools import device, take, until
@@ -53,7 +52,7 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
 
     course(idle_limit="1h")
     monkeypatch.setattr(pool, "open_embedded", open_pool)
-    monkeypatch.setattr(supervisor, "_REVOCABLE_EVERY", 0.2)
+    monkeypatch.setattr(idling, "_REVOCABLE_EVERY", 0.2)
     monkeypatch.setattr(expiry_policy, "_PAUSE", 0.2)
     monkeypatch.setattr(expiry_policy, "_MAY_WORK", 0.2)  # nobody can say what this card does
     return jupyter_env
@@ -66,11 +65,7 @@ def pool_of(served: JupyterEnv) -> EmbeddedPool:
 
 async def has_noticed(km: Any) -> None:
     """Return once what stands in front of the kernel holds back its cells: until then one may yet run."""
-    await until(
-        lambda: (
-            km.provisioner._proxy._supervisor._parking and km.provisioner._proxy._supervisor._parking._taken
-        )
-    )
+    await until(lambda: km.provisioner.session.parking and km.provisioner.session.parking.taken)
 
 
 async def shown(page: Frontend, code: str) -> str:
@@ -266,7 +261,7 @@ async def test_a_cell_that_begins_while_its_device_is_looked_at_is_not_cut_off(
         return Activity(initialised=True, working=False)
 
     # Whoever decides on what was known before the look ends the kernel, whatever is asked of it then.
-    monkeypatch.setattr("gpu_pool_provisioner.proxy.parking.Parking.finds_idle", _says_yes)
+    monkeypatch.setattr(Relay, "is_idle", _says_yes)
     async with frontend(km) as page:
         lease = await served.only_lease()
         await page.run("1").done()
@@ -281,7 +276,7 @@ async def test_a_cell_that_begins_while_its_device_is_looked_at_is_not_cut_off(
         assert "done" in "".join((await cell.done()).outputs)
 
 
-async def _says_yes(_: object) -> bool:
+async def _says_yes(_: object, __: float) -> bool:
     return True
 
 
@@ -302,26 +297,24 @@ async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cu
     served: JupyterEnv, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     km = manager(served.install("two"))
-    time_is_up, ends, goes_on = supervisor.IdleCuller.time_is_up, threading.Event(), threading.Event()
+    is_idle, goes_on = Relay.is_idle, threading.Event()
 
-    async def late(self: supervisor.IdleCuller) -> ExpiryStep:
-        step = await time_is_up(self)
-        if step.act is ExpiryAction.END:
-            ends.set()
-            await asyncio.to_thread(goes_on.wait)
-        return step
+    async def late(self: Relay, within: float) -> bool:
+        await asyncio.to_thread(goes_on.wait)
+        return await is_idle(self, within)
 
-    monkeypatch.setattr(supervisor.IdleCuller, "time_is_up", late)
+    monkeypatch.setattr(Relay, "is_idle", late)
     await km.start_kernel()
     pool = pool_of(served)
     async with frontend(km) as page:
         await page.run(USE_CUDA).done()
         lease = await served.only_lease()
         await pool.ask_back(lease.id, EXAM, EndReason.REVOKED)
-        await until(ends.is_set)
+        await until(lambda: km.provisioner.session.state is State.PARKING)
         cell = page.run(waits_for(tmp_path / "go on"))
-        await cell.shows("begun")
+        await until(lambda: km.provisioner.session.parking.is_wanted)
         goes_on.set()
+        await cell.shows("begun")
         await has_looked_again(pool, monkeypatch)
         (tmp_path / "go on").touch()
         assert "done" in "".join((await cell.done()).outputs)
@@ -337,7 +330,7 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
     await km.start_kernel()
     pool = pool_of(served)
     park, asked = pool.park, threading.Event()
-    monkeypatch.setattr(supervisor, "_TRY_AGAIN", 3_600)  # what is late is seen, and not asked again
+    monkeypatch.setattr(idling, "_TRY_AGAIN", 3_600)  # what is late is seen, and not asked again
 
     async def activity(_: str) -> Activity:
         return Activity(initialised=True, working=False, movable=True)

@@ -1,0 +1,158 @@
+"""What events do to a session about how long its kernel keeps its slice."""
+# ruff: noqa: ARG001 - what acts has one signature
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_pool_provisioner.session import _life as life
+from gpu_pool_provisioner.session import effects as do
+from gpu_pool_provisioner.session import events as on
+from gpu_pool_provisioner.session import idling as idle
+from gpu_pool_provisioner.session import texts
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction
+from gpu_pool_provisioner.session.session import Outcome, Session
+from gpu_pool_provisioner.session.states import State
+
+
+def _idling(session: Session) -> idle.Idling:
+    assert session.idling is not None
+    return session.idling
+
+
+def _parking(session: Session) -> idle.Parking:
+    assert session.parking is not None
+    return session.parking
+
+
+def _with_slice(session: Session, idling: idle.Idling) -> Session:
+    """Return the session of a kernel that keeps its slice, for the time being."""
+    state = State.ASKED_BACK if idling.is_asked_back else State.RUNNING
+    return replace(session, state=state, idling=idling, parking=None)
+
+
+def looked(session: Session, event: on.Looked, now: float) -> Outcome:
+    idling, found, told = idle.looked(_idling(session), event, now)
+    after = _with_slice(session, idling)
+    tells = [do.Tell(text) for text in told]
+    if found.act is ExpiryAction.END and not found.if_idle:
+        ending, effects = life.terms_over(after, on.TermsOver(found), now)
+        return ending, (*tells, *effects)
+    if found.act in (ExpiryAction.PARK, ExpiryAction.END):
+        parking = idle.Parking(found, given_back=idling.gives_back)
+        return replace(after, state=State.PARKING, parking=parking), (*tells, do.HoldBack(), do.CheckIdle())
+    return after, tells
+
+
+def not_looked(session: Session, event: on.NotLooked, now: float) -> Outcome:
+    return replace(session, idling=idle.not_looked(_idling(session), now)), ()
+
+
+def keep(session: Session, event: on.KeepRequested, now: float) -> Outcome:
+    idling, answer = idle.kept_for(_idling(session), event.seconds, now)
+    return _as_asked(session, idling), (do.Reply(answer),)
+
+
+def give_back(session: Session, event: on.GiveBackRequested, now: float) -> Outcome:
+    idling, answer = idle.given_back(_idling(session), event.activity, now)
+    return _as_asked(session, idling), (do.Reply(answer),)
+
+
+def _as_asked(session: Session, idling: idle.Idling) -> Session:
+    is_resized = session.state is State.RESIZING
+    return replace(session, idling=idling) if is_resized else _with_slice(session, idling)
+
+
+def resize(session: Session, event: on.ResizeRequested, now: float) -> Outcome:
+    return replace(session, state=State.RESIZING), (do.HoldBack(), do.Resize())
+
+
+def resized(session: Session, event: on.Resized, now: float) -> Outcome:
+    idling = replace(_idling(session), look_at=now if _is_looked_at(_idling(session)) else None)
+    return _with_slice(session, idling), (do.Relay(),)
+
+
+def _is_looked_at(idling: idle.Idling) -> bool:
+    """Whether anything comes of the terms, or of what its user has asked for."""
+    return idling.terms.has_limits or idling.gives_back
+
+
+def found_idle(session: Session, event: on.FoundIdle, now: float) -> Outcome:
+    parking = _parking(session)
+    if parking.is_wanted:
+        return found_at_work(session, on.FoundAtWork(is_silent=False), now)
+    if parking.ends:
+        return life.terms_over(session, on.TermsOver(parking.step), now)
+    return session, (do.Park(),)
+
+
+def found_at_work(session: Session, event: on.FoundAtWork, now: float) -> Outcome:
+    parking = _parking(session)
+    if not parking.ends:
+        return not_parked(session, on.NotParked(is_refused=False, is_unanswered=False), now)
+    if event.is_silent and not parking.is_wanted:
+        return life.terms_over(session, on.TermsOver(parking.step), now)
+    return _with_slice(session, idle.found_at_work(_idling(session), now)), (do.Relay(),)
+
+
+def not_parked(session: Session, event: on.NotParked, now: float) -> Outcome:
+    parking = _parking(session)
+    if parking.step.is_parked:
+        # The slice has gone all the same, and the kernel may have begun to work since then: it asks again.
+        return _resuming(session, replace(parking, is_moved=True))
+    idling = idle.not_parked(
+        _idling(session), now, is_refused=event.is_refused, is_unanswered=event.is_unanswered
+    )
+    return _with_slice(session, idling), (do.Relay(),)
+
+
+def parked(session: Session, event: on.Parked, now: float) -> Outcome:
+    parking = replace(_parking(session), is_moved=event.is_moved, taken=event.lease.message)
+    if parking.is_wanted:
+        resuming, effects = _resuming(session, parking)
+        return resuming, (do.ShowDevices(None), *effects)
+    return replace(session, state=State.PARKED, parking=parking), (do.ShowDevices(None),)
+
+
+def _resuming(session: Session, parking: idle.Parking) -> Outcome:
+    wanted = replace(parking, is_wanted=False)
+    return replace(session, state=State.RESUMING, parking=wanted), (do.Resume(),)
+
+
+def work_while_parking(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:
+    return replace(session, parking=replace(_parking(session), is_wanted=True)), ()
+
+
+def work_while_parked(session: Session, event: on.Event, now: float) -> Outcome:
+    parking = _parking(session)
+    if parking.leaves_queue:
+        return replace(session, parking=replace(parking, is_wanted=True)), ()
+    return _resuming(session, parking)
+
+
+def resume(session: Session, event: on.ResumeRequested, now: float) -> Outcome:
+    resuming, effects = work_while_parked(session, event, now)
+    return resuming, (do.Reply(texts.asks_again(session.size)), *effects)
+
+
+def resume_meanwhile(session: Session, event: on.ResumeRequested, now: float) -> Outcome:
+    return session, (do.Reply(texts.asks_again(session.size)),)
+
+
+def give_up_resuming(session: Session, event: on.InterruptRequested, now: float) -> Outcome:
+    """Let what was submitted fail, and leave the slice to others. The kernel stays as it is."""
+    parking = replace(_parking(session), leaves_queue=True, is_wanted=False)
+    refuse = do.Refuse(texts.gave_up(session.size))
+    return replace(session, state=State.PARKED, parking=parking), (refuse, do.Show(""), do.ParkAgain())
+
+
+def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome:
+    parking = replace(_parking(session), leaves_queue=False)
+    return _resuming(session, parking) if parking.is_wanted else (replace(session, parking=parking), ())
+
+
+def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
+    taken = _parking(session).taken
+    tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken) if text]
+    running = _with_slice(session, idle.begun(event.lease.terms, now))
+    return running, (do.ShowDevices(event.lease), *tells, do.Relay())

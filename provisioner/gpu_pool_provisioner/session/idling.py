@@ -1,0 +1,219 @@
+"""What a session knows of how long its kernel keeps its slice, and what comes of a look at it. Pure.
+
+The rules themselves are in ``expiry_policy``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpu_pool_client import Activity, Lease, LeaseState, Terms
+from gpu_pool_client._values import why_over
+from gpu_pool_provisioner.session import expiry_policy, texts
+from gpu_pool_provisioner.session.events import Looked
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
+from gpu_pool_provisioner.slice_state import IdleState
+
+#: Seconds until the next look at a kernel whose slice is gone while it works.
+_SOON: Final = 0.5
+#: Seconds to leave a kernel alone that could not be parked.
+_TRY_AGAIN: Final = 30.0
+#: Seconds in which a pool may still do what it was asked for and has not answered.
+_PARKS_WITHIN: Final = 600.0
+#: Seconds between two looks at a lease that the pool watches over: its warnings are read that late.
+_REVOCABLE_EVERY: Final = 2.0
+_USED_MEANWHILE: Final = "The kernel was ended: it used the GPU after its slice had been taken back."
+
+
+@dataclass(frozen=True, slots=True)
+class Idling:
+    """What is known since the slice was granted, or came back."""
+
+    #: Those of the lease, with its end by the session's clock.
+    terms: Terms
+    #: From when its idleness counts, at the least.
+    idle_since: float
+    #: When it is looked at next; None where nothing comes of it, or while that is done.
+    look_at: float | None
+    kept_until: float = 0.0
+    postponed_until: float = 0.0
+    #: Whether what it keeps on its device cannot be moved although it seemed so.
+    kept: bool = False
+    warned: frozenset[str] = frozenset()
+    #: What the pool has to say, as far as its user was told.
+    notice: str = ""
+    #: Until when the pool may park the lease because this side has asked for it and heard no answer.
+    parks_until: float = 0.0
+    #: Whether the pool asks for the slice; and whether its user gives it back, and knows that it ends.
+    asked_back: bool = False
+    gives_back: bool = False
+    may_end: bool = False
+
+    @property
+    def is_asked_back(self) -> bool:
+        """Whether the slice is to go as soon as the kernel is idle."""
+        return self.asked_back or self.gives_back
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """One time that a kernel is parked, or ended for its idleness."""
+
+    #: What is to come of it.
+    step: ExpiryStep
+    #: Whether its user gave the slice back.
+    given_back: bool = False
+    #: Whether something was submitted meanwhile.
+    is_wanted: bool = False
+    #: Whether what it kept on its device was moved away.
+    is_moved: bool = False
+    #: Whether it leaves the queue for its slice.
+    leaves_queue: bool = False
+    #: Who took the slice, where it was not for its idleness alone.
+    taken: str = field(default="")
+
+    @property
+    def ends(self) -> bool:
+        """Whether the kernel is ended if it is idle."""
+        return self.step.act is ExpiryAction.END
+
+    @property
+    def why(self) -> str:
+        """Why it has no slice, in sentences."""
+        return self.taken or (texts.GIVEN_BACK if self.given_back else texts.PARKED)
+
+
+def begun(terms: Terms, now: float) -> Idling:
+    """Return what is known of a kernel that has just got its slice."""
+    return Idling(terms, now, now if terms.has_limits else None)
+
+
+def observed(
+    idling: Idling, busy: bool, last_activity: float, activity: Activity | None = None
+) -> KernelObservation:
+    """Return what the rules are to decide by."""
+    return KernelObservation(
+        busy,
+        max(idling.idle_since, last_activity),
+        idling.kept_until,
+        idling.postponed_until,
+        activity=activity or Activity(),
+        kept=idling.kept,
+        asked_back=idling.is_asked_back,
+        warned=idling.warned,
+    )
+
+
+def needs_device(idling: Idling, lease: Lease, busy: bool, last_activity: float, now: float) -> bool:
+    """Whether what the kernel does with its device decides anything yet: to look at it costs more."""
+    if lease.state is not LeaseState.HELD:
+        return lease.asked_back is not None
+    asked = replace(idling, terms=lease.terms, asked_back=lease.asked_back is not None)
+    seen = observed(asked, busy, last_activity)
+    if seen.asked_back and not seen.busy and now >= seen.postponed_until:
+        return True
+    at = expiry_policy.idle_at(lease.terms, seen)
+    return at is not None and now >= at - lease.terms.warn_before
+
+
+def looked(idling: Idling, look: Looked, now: float) -> tuple[Idling, ExpiryStep, list[str]]:
+    """Return what is known after a look, what to do, and what its user is to be told."""
+    lease = look.lease
+    told = [lease.message] if lease.message and lease.message != idling.notice else []
+    idling = replace(idling, notice=lease.message, asked_back=lease.asked_back is not None)
+    if lease.state is not LeaseState.HELD:
+        step = _without_slice(idling, look, now)
+        return _later(idling, step.again_in, now), step, told
+    idling = replace(idling, terms=lease.terms)
+    step = expiry_policy.step(
+        lease.terms, observed(idling, look.busy, look.last_activity, look.activity), now
+    )
+    if step.message == expiry_policy.ASKED_BACK:
+        if lease.asked_back is None and not idling.may_end:
+            # Its user gave it back only for as long as variables are kept.
+            step, told = ExpiryStep(ExpiryAction.NOTHING), [*told, texts.STAYS]
+            idling = replace(idling, gives_back=False)
+        else:
+            step = replace(step, message=f"{step.message} {lease.message}".rstrip())
+    if step.act is ExpiryAction.WARN:
+        told = [*told, step.message]
+        idling = replace(idling, warned=idling.warned | {step.warns_of})
+    return _later(idling, step.again_in, now), step, told
+
+
+def _without_slice(idling: Idling, look: Looked, now: float) -> ExpiryStep:
+    """Decide what to do where the lease of a kernel that may be working has been parked."""
+    lease = look.lease
+    if now < idling.parks_until and lease.state is LeaseState.PARKED:
+        return ExpiryStep(ExpiryAction.PARK, is_parked=True)  # as this side has asked for
+    if lease.asked_back and look.activity is not None and look.activity.initialised:
+        return ExpiryStep(ExpiryAction.END, f"{_USED_MEANWHILE} {lease.message}".rstrip())
+    # Code that runs already cannot be held any more.
+    return ExpiryStep(ExpiryAction.NOTHING, again_in=_SOON) if look.busy else ExpiryStep(ExpiryAction.PARK)
+
+
+def not_looked(idling: Idling, now: float) -> Idling:
+    """Return what is known where the pool did not answer."""
+    return _later(idling, ExpiryStep(ExpiryAction.NOTHING).again_in, now)
+
+
+def _later(idling: Idling, seconds: float, now: float) -> Idling:
+    if idling.terms.revocable or now < idling.parks_until:
+        seconds = min(seconds, _REVOCABLE_EVERY)
+    return replace(idling, look_at=now + seconds)
+
+
+def kept_for(idling: Idling, wanted: int, now: float) -> tuple[Idling, str]:
+    """Count the kernel as in use for so many seconds at most; return what its user reads, too."""
+    idling = replace(idling, gives_back=False, look_at=now)
+    if not idling.terms.acts_when_idle:
+        return idling, texts.NO_IDLE_LIMIT
+    seconds, answer = expiry_policy.keep(idling.terms, wanted, now)
+    return replace(idling, kept_until=now + seconds), answer
+
+
+def given_back(idling: Idling, activity: Activity, now: float) -> tuple[Idling, str]:
+    """Let the slice go as soon as the kernel is idle; return what its user reads, too."""
+    may_end = not expiry_policy.keeps_variables(activity)
+    idling = replace(idling, gives_back=True, may_end=may_end, kept_until=0.0, look_at=now)
+    return idling, texts.GOES_ENDED if may_end else texts.GOES_PARKED
+
+
+def not_parked(idling: Idling, now: float, *, is_refused: bool, is_unanswered: bool) -> Idling:
+    """Leave alone a kernel that could not be parked, and for good what must stay on its device."""
+    return replace(
+        idling,
+        postponed_until=now + _TRY_AGAIN,
+        kept=idling.kept or is_refused,
+        parks_until=now + _PARKS_WITHIN if is_unanswered else idling.parks_until,
+        look_at=now,
+    )
+
+
+def found_at_work(idling: Idling, now: float) -> Idling:
+    """Begin to count anew how long the kernel has been idle."""
+    return replace(idling, idle_since=now, look_at=now)
+
+
+def idle_state(
+    idling: Idling, busy: bool, last_activity: float, activity: Activity | None, now: float
+) -> IdleState:
+    """Return what idleness will come to, by what was last seen of the kernel."""
+    seen = observed(idling, busy, last_activity, activity)
+    gives_back_at, ends = expiry_policy.given_back_at(idling.terms, seen)
+    return IdleState(
+        None if seen.busy else seen.idle_since,
+        idling.kept_until or None,
+        gives_back_at,
+        ends,
+        idling.gives_back,
+        expiry_policy.keep_at_most(idling.terms, now),
+    )
+
+
+def taken(reason: str | None, message: str = "") -> ExpiryStep:
+    """Return what to do when the pool has taken the slice; ``message`` says why, where that is known."""
+    why = f": {why_over(reason)}" if reason else ""
+    text = f"The kernel was ended, since its GPU slice is over{why}. {message}".rstrip()
+    return ExpiryStep(ExpiryAction.END, text, ended_as=reason)

@@ -1,0 +1,70 @@
+"""A slice that its user gives back: what they were promised is kept, whatever the kernel does until then."""
+
+from __future__ import annotations
+
+from gpu_pool_client import Activity, LeaseState
+from gpu_pool_provisioner.session import Session, State, effects, events, step
+from support.session_world import lease
+
+UNUSED = Activity(initialised=False, working=False)
+USED = Activity(initialised=True, working=False)
+HELD = lease(LeaseState.HELD)
+LATER = 3600.0
+
+
+def running() -> Session:
+    """Return the session of a kernel whose course has no idle limit."""
+    session = Session("2%", 1.0)
+    for event in (events.StartRequested(HELD), events.Launched(), events.Ready(HELD)):
+        session, _ = step(session, event, 0.0)
+    return session
+
+
+def replied(session: Session, event: events.Event) -> tuple[Session, str]:
+    """Return the session after a user's request, and what the user reads."""
+    session, due = step(session, event, LATER)
+    return session, next(each.text for each in due if isinstance(each, effects.Reply))
+
+
+def looked_at(session: Session, activity: Activity) -> tuple[Session, tuple[effects.Effect, ...]]:
+    """Return the session after a look at a kernel that is idle."""
+    session, due = step(session, events.TimePassed(), LATER)
+    assert due == (effects.Look(),), "nobody looks"
+    return step(session, events.Looked(HELD, False, 0.0, activity), LATER)
+
+
+def test_one_that_can_be_parked_is_parked() -> None:
+    session, answer = replied(running(), events.GiveBackRequested(UNUSED))
+    assert "its variables are kept" in answer
+    assert session.state is State.ASKED_BACK
+    session, _ = looked_at(session, UNUSED)
+    assert session.state is State.PARKING
+    assert session.parking
+    assert not session.parking.ends
+
+
+def test_one_whose_user_knows_that_it_ends_is_ended() -> None:
+    session, answer = replied(running(), events.GiveBackRequested(USED))
+    assert "with its variables" in answer
+    session, _ = looked_at(session, USED)
+    assert session.parking
+    assert session.parking.ends
+    assert step(session, events.FoundIdle(), LATER)[0].state is State.ENDING
+
+
+def test_one_that_has_begun_to_use_the_device_is_not_ended_and_says_so() -> None:
+    session, _ = replied(running(), events.GiveBackRequested(UNUSED))
+    session, due = looked_at(session, USED)
+    (tell,) = due
+    assert isinstance(tell, effects.Tell)
+    assert "keeps its GPU slice" in tell.text
+    assert session.state is State.RUNNING
+
+
+def test_what_is_kept_is_not_given_back() -> None:
+    session, _ = replied(running(), events.GiveBackRequested(UNUSED))
+    session, answer = replied(session, events.KeepRequested(60))
+    assert "however long it is idle" in answer
+    session, due = looked_at(session, UNUSED)
+    assert session.state is State.RUNNING
+    assert not due
