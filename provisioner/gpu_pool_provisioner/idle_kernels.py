@@ -44,11 +44,6 @@ def _idle(other: GPUPoolProvisioner, kernel: GPUPoolProvisioner) -> tuple[str, s
     state = control.state
     if state.url != own.state.url or state.proxy.phase is not SlicePhase.HELD or state.lease is None:
         return None
-    # Of a kernel with nothing in front, its manager knows in a Jupyter server.
-    is_idle = (
-        getattr(other.parent, "execution_state", "") == "idle"
-        if state.is_direct
-        else state.proxy.idle.idle_since is not None
-    )
+    is_idle = state.proxy.idle.idle_since is not None
     name = other.notebook or kernel_name(other.kernel_spec.display_name)
     return (name, state.lease.request.size) if is_idle else None

@@ -40,6 +40,9 @@ class PortReservation:
                 sock.bind((ip, 0))
                 if listening:
                     sock.listen()
+                    # Only now, when nobody else can listen here: once this process has ended, whoever goes
+                    # on with the kernel is not held up by connections that are just being forgotten.
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     sock.setblocking(False)
                 port = sock.getsockname()[1]
                 if port not in theirs:  # which a stock kernel of this process is about to bind

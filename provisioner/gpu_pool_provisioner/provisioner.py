@@ -38,6 +38,7 @@ from gpu_pool_client import (
     Lease,
     LeaseState,
     PoolUnreachable,
+    Process,
     TimedOut,
     parse_request,
 )
@@ -46,6 +47,7 @@ from gpu_pool_client._home import home_folder
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import URL_VARIABLE
 from gpu_pool_provisioner import advice
+from gpu_pool_provisioner.continued import ContinuedProcess
 from gpu_pool_provisioner.driver import SessionDriver, wait_given_up
 from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.idle_kernels import remember, say_idle_others
@@ -238,20 +240,49 @@ class GPUPoolProvisioner(SliceSettings):
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what another process needs to manage this kernel: jupyter_client's way to persist it."""
         info = await super().get_provisioner_info()
-        return {**info, "lease_id": self._slice.lease_id} if self._slice else info
+        if self._slice is None:
+            return info
+        connection = self._proxy.kernel_connection if self._proxy is not None else None
+        return {**info, "lease_id": self._slice.lease_id, "kernel_connection": connection}
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
-        """Continue the lease that :meth:`get_provisioner_info` named."""
+        """Continue the lease that :meth:`get_provisioner_info` named, and relay to its kernel again.
+
+        Where the kernel has ended, or its ports are somebody else's, there is only its lease to give back.
+        """
         await super().load_provisioner_info(provisioner_info)
         if provisioner_info.get("lease_id"):
             self._slice = self.new_slice()
             self._slice.lease_id = provisioner_info["lease_id"]
             self._started = True
+            process = Process.of(self.pid) if self.pid else None
+            if provisioner_info.get("kernel_connection") and process is not None:
+                await self._continue(self._slice, process, provisioner_info["kernel_connection"])
+
+    async def _continue(self, kernel_slice: KernelSlice, process: Process, connection: str) -> None:
+        """Listen where the frontends of a kernel look for it, and relay to it, which runs already."""
+
+        async def here(_lease: Lease, _backend: BackendConnection) -> int:
+            self.process = ContinuedProcess(process)  # type: ignore[assignment]
+            return process.pid
+
+        def in_pod(_: Mapping[str, Any]) -> KernelCommand:
+            raise AssertionError("A kernel that runs on this machine is not launched in a pod.")
+
+        try:
+            launch = Launch((), here, in_pod, BackendConnection.continued(connection))
+            proxy = self._proxy = await self._new_proxy(kernel_slice, [])
+        except OSError as error:
+            EscapingLogger(self.log).warning("Nothing is relayed to the kernel %s: %s", process.pid, error)
+            return
+        await in_background(proxy.start(None, launch, time.monotonic()))
+        await in_background(proxy.until_launched())
+        await in_background(proxy.keep_open())
 
     @property
     def slice_control(self) -> SliceControl | None:
-        """What the server's pages see of the kernel's slice and do with it; None where it has none."""
-        if self._slice is None:
+        """What the server's pages see of the kernel's slice and do with it; None where there is nothing."""
+        if self._slice is None or self._proxy is None:
             return None
         return SliceControl(self._slice, self._proxy, self._on_slice)
 

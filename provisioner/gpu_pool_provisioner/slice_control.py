@@ -8,16 +8,11 @@ from typing import Any
 
 from gpu_pool_client import LeaseState, NotAllowed, Outlook, SliceRequest, TimedOut, parse_request
 from gpu_pool_client._background import background_loop, in_background
-from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 from gpu_pool_provisioner.resizing import grant
-from gpu_pool_provisioner.slice_state import KernelSliceState, ProxyState, SliceEnd, SlicePhase
+from gpu_pool_provisioner.slice_state import KernelSliceState, SlicePhase
 
-_NO_PROXY = (
-    "Nothing stands in front of this kernel: its GPU slice cannot be taken back while it lives, and so it "
-    "cannot be lent either."
-)
 _THEN = "Restart the kernel: it then changes to {}"
 
 
@@ -38,13 +33,10 @@ class SliceControl:
     def __init__(
         self,
         kernel_slice: KernelSlice,
-        proxy: SessionDriver | None,
+        proxy: SessionDriver,
         on_slice: SliceEnvironment | None,
     ) -> None:
-        """``on_slice`` is what the running kernel was told.
-
-        Without a proxy, another process has started the kernel, and this one goes on to manage it.
-        """
+        """Take what the running kernel was told of its slice, too."""
         self._slice = kernel_slice
         self._proxy = proxy
         self._on_slice = on_slice
@@ -53,7 +45,7 @@ class SliceControl:
     def state(self) -> KernelSliceState:
         """How things stand, by what was last seen. Costs next to nothing."""
         kernel_slice, proxy = self._slice, self._proxy
-        state = proxy.state if proxy is not None else self._direct()
+        state = proxy.state
         return KernelSliceState(
             kernel_slice.url,
             kernel_slice.request,
@@ -62,31 +54,17 @@ class SliceControl:
             kernel_slice.seen_at,
             kernel_slice.activity,
             state,
-            is_direct=proxy is None,
             resizes_live=self._resizes_live(state.phase),
         )
 
-    def _direct(self) -> ProxyState:
-        lease = self._slice.lease
-        if lease is None:
-            return ProxyState(SlicePhase.ASKING)
-        if lease.state is not LeaseState.HELD:
-            reason = lease.end_reason.value if lease.end_reason is not None else None
-            why = f": {why_over(reason)}" if reason is not None else ""
-            text = f"This kernel's GPU slice is over{why}. {lease.notice}".rstrip()
-            return ProxyState(SlicePhase.NONE, text, end=SliceEnd(reason, text))
-        return ProxyState(SlicePhase.HELD, lease.message or self._slice.notice)
-
     def _resizes_live(self, phase: SlicePhase) -> bool:
         told = self._on_slice is not None and self._on_slice.takes_changes
-        if self._proxy is None:
-            return False  # what is submitted to it cannot be held back meanwhile
         return phase is SlicePhase.WAITING or (phase is SlicePhase.HELD and told and not self._proxy.in_pod)
 
     def somebody_looks(self) -> None:
         """Find out why the kernel waits, and for how long, also before a cell does. Called by the server."""
         proxy = self._proxy
-        if proxy is not None and not proxy.is_looked_at:
+        if not proxy.is_looked_at:
             background_loop().call_soon_threadsafe(proxy.somebody_looks)
 
     async def keep(self, seconds: int) -> str:
@@ -94,17 +72,13 @@ class SliceControl:
 
         Raises ``NotAllowed`` where it has no slice now.
         """
-        if self._proxy is None:
-            return "Nothing needs to be done: this kernel keeps its GPU slice for as long as it lives."
         return await in_background(self._proxy.keep(seconds))
 
     async def give_back(self) -> str:
         """Let the slice go as soon as the kernel is idle; return what its user reads.
 
-        Raises ``NotAllowed`` where there is nothing to give back, or nothing in front of the kernel.
+        Raises ``NotAllowed`` where there is nothing to give back.
         """
-        if self._proxy is None:
-            raise NotAllowed(_NO_PROXY, "Shut the kernel down to give the slice back.")
         return await in_background(self._proxy.give_back())
 
     async def resume(self) -> str:
@@ -112,14 +86,10 @@ class SliceControl:
 
         Raises ``NotAllowed`` where it is not lent.
         """
-        if self._proxy is None:
-            raise NotAllowed(_NO_PROXY)
         return await in_background(self._proxy.resume())
 
     async def leave_queue(self) -> str:
         """Give up the wait; return what its user reads. Raises ``NotAllowed`` where there is none."""
-        if self._proxy is None:
-            raise NotAllowed("This kernel does not wait for a GPU slice.")
         return await in_background(self._proxy.leave_queue())
 
     async def resize(self, size: str) -> SizeChange:
@@ -131,7 +101,6 @@ class SliceControl:
         wanted, state = parse_request(size), self.state
         phase = state.proxy.phase
         if phase is SlicePhase.WAITING:
-            assert self._proxy is not None
             lease = await in_background(self._proxy.resize_waiting(lambda: self._slice.resize(wanted)))
             does = "waits for" if lease.state is LeaseState.WAITING else "has"
             return SizeChange(True, False, f"This kernel now {does} {lease.request.of_gpus}.")
@@ -148,7 +117,6 @@ class SliceControl:
         return await self.resize_at_restart(wanted, None)
 
     async def _resize_live(self, size: str) -> SizeChange:
-        assert self._proxy is not None
         try:
             answer = await self._proxy.resize(lambda: self._grant(size))
         except NotAllowed:

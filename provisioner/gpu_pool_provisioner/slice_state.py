@@ -87,7 +87,5 @@ class KernelSliceState:
     seen_at: float
     activity: Activity | None
     proxy: ProxyState
-    #: Whether nothing stands in front of the kernel, so that nothing can be held back from it.
-    is_direct: bool
     #: Whether a running kernel can be told of another size.
     resizes_live: bool

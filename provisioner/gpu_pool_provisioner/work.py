@@ -369,7 +369,8 @@ class SessionWork:
             return PodRun(self.launch, connection, self._lease_client, *sides, self._driver.show)
         try:
             if self.backend is None:
-                self.backend = BackendConnection(self._kernel.connection_file, self.launch.command)
+                file, command = self._kernel.connection_file, self.launch.command
+                self.backend = self.launch.continues or BackendConnection(file, command)
             return await ProcessRun.launched(self.launch, lease, self.backend, self._lease_client, *sides)
         except OSError as error:
             await self._lease_client.give_up(EndReason.NOT_READY, ask_anew=False)

@@ -134,19 +134,19 @@ def actions(state: KernelSliceState, sizes: list[str]) -> dict[str, Any]:
     """Return what is possible now, and what it costs."""
     phase, lease = state.proxy.phase, state.lease
     found: dict[str, Any] = {}
-    if phase is SlicePhase.HELD and not state.is_direct and lease is not None and lease.terms.acts_when_idle:
+    if phase is SlicePhase.HELD and lease is not None and lease.terms.acts_when_idle:
         # By the minute, so that pages are not told of each second.
         found["keep"] = {"at_most": int(state.proxy.idle.keep_at_most // 60) * 60}
     # Where there is no kernel any more, the size is that of the next.
-    if sizes and (state.resizes_live or (phase is SlicePhase.NONE and not state.is_direct)):
+    if sizes and (state.resizes_live or phase is SlicePhase.NONE):
         found["resize"] = {"sizes": sizes, "keeps_variables": True}
     if phase is SlicePhase.HELD and sizes:
         found["restart"] = {"sizes": sizes, "keeps_variables": False}
     if phase is SlicePhase.PARKED:
         found["resume"] = {"keeps_variables": True}
     if phase is SlicePhase.HELD:
-        kept = not state.is_direct and keeps_variables(state.activity or Activity())
-        found["give-back"] = {"keeps_variables": kept, "shuts_down": state.is_direct}
-    if phase in _WAITS and not state.is_direct:
+        kept = keeps_variables(state.activity or Activity())
+        found["give-back"] = {"keeps_variables": kept, "shuts_down": False}
+    if phase in _WAITS:
         found["leave-queue"] = {"keeps_variables": True}
     return found

@@ -8,13 +8,13 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 
-from gpu_pool_client import NotAllowed, SliceRequest, parse_request
+from gpu_pool_client import SliceRequest, parse_request
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.kernel_slice import kernel_name, name_on_size
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
@@ -24,7 +24,6 @@ from gpu_pool_provisioner.server.offers import Offers, check_other_size
 from gpu_pool_provisioner.server.pool_watch import PoolWatch
 from gpu_pool_provisioner.server.settings import GPUPoolServer
 from gpu_pool_provisioner.slice_control import SliceControl
-from gpu_pool_provisioner.slice_state import IdleState, KernelSliceState
 
 #: Seconds between two looks at this server's kernels while a page listens: a page is told no more often.
 _TICK: Final = 0.25
@@ -67,8 +66,6 @@ class Slices:
         self._server = server
         self._settings = GPUPoolServer(config=server.config)
         self._listeners: set[Listener] = set()
-        #: Kernels that are being shut down from a page.
-        self._ending: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
         self._pools: dict[str, tuple[PoolWatch, concurrent.futures.Future[None]]] = {}
         self._needed_until = 0.0
@@ -144,7 +141,7 @@ class Slices:
             if control is None:
                 continue
             control.somebody_looks()
-            state = self._with_idleness(kernel_id, control.state)
+            state = control.state
             by_pool.setdefault(state.url, {})[kernel_id] = provisioner
             name = self._name(kernel_id, provisioner, model.size_of(state))
             slices.append(model.slice_of(name, state, self.offers.sizes(provisioner), self._clock))
@@ -175,15 +172,6 @@ class Slices:
             path = PurePath(self._paths.get(kernel_id, ""))
             if path.suffix == ".ipynb":
                 provisioner.notebook = path.name
-
-    def _with_idleness(self, kernel_id: str, state: KernelSliceState) -> KernelSliceState:
-        """Add since when a kernel is idle that nothing stands in front of, as the server itself sees it."""
-        kernel = self._server.kernel_manager.get_kernel(kernel_id)
-        last = getattr(kernel, "last_activity", None)
-        if not state.is_direct or last is None or getattr(kernel, "execution_state", "") != "idle":
-            return state
-        idle = IdleState(idle_since=last.timestamp() - self._clock.ahead)
-        return replace(state, proxy=replace(state.proxy, idle=idle))
 
     def _name(self, kernel_id: str, provisioner: GPUPoolProvisioner, now: SliceRequest) -> model.KernelName:
         manager = self._server.kernel_manager.get_kernel(kernel_id)
@@ -232,18 +220,8 @@ class Slices:
         return {"message": await self.control(kernel_id).leave_queue()}
 
     async def give_back(self, kernel_id: str) -> dict[str, Any]:
-        """Let a kernel's slice go as soon as it is idle, or shut the kernel down."""
-        control = self.control(kernel_id)
-        if not control.state.is_direct:
-            return {"message": await control.give_back()}
-        if kernel_id in self._ending:
-            raise NotAllowed("This kernel is being shut down already.")
-        self._ending.add(kernel_id)
-        try:
-            await ensure_async(self._server.kernel_manager.shutdown_kernel(kernel_id))
-        finally:
-            self._ending.discard(kernel_id)
-        return {"message": "The kernel was shut down, and its GPU slice went back to the pool."}
+        """Let a kernel's slice go as soon as it is idle."""
+        return {"message": await self.control(kernel_id).give_back()}
 
     async def resize(self, kernel_id: str, body: SizeBody) -> dict[str, Any]:
         """Change a kernel's size. Also raises what the pool refuses it with."""

@@ -5,8 +5,7 @@ perform, in order. :data:`TABLE` says which event is possible in which state, an
 performs the effects, ``gpu_pool_provisioner.driver``, tells what comes of them by further events.
 """
 
-from gpu_pool_provisioner.session.session import ImpossibleEventError, Session
-from gpu_pool_provisioner.session.states import State
+from gpu_pool_provisioner.session.session import ImpossibleEventError, Session, State
 from gpu_pool_provisioner.session.table import TABLE, step
 
 __all__ = ["TABLE", "ImpossibleEventError", "Session", "State", "step"]

@@ -11,8 +11,7 @@ from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction
-from gpu_pool_provisioner.session.session import Outcome, Session
-from gpu_pool_provisioner.session.states import State
+from gpu_pool_provisioner.session.session import Outcome, Session, State
 
 
 def _idling(session: Session) -> idle.Idling:

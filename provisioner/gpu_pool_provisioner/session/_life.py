@@ -12,8 +12,7 @@ from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session import texts
-from gpu_pool_provisioner.session.session import LOOKED_AT, MARGIN, Outcome, Session
-from gpu_pool_provisioner.session.states import State
+from gpu_pool_provisioner.session.session import LOOKED_AT, MARGIN, Outcome, Session, State
 from gpu_pool_provisioner.slice_state import SliceEnd
 
 #: Seconds in which the end of a kernel's process is noticed.

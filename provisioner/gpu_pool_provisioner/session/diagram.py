@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_pool_provisioner.session.states import State
+from gpu_pool_provisioner.session.session import State
 from gpu_pool_provisioner.session.table import TABLE
 
 

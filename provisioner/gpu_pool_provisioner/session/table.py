@@ -10,8 +10,7 @@ from gpu_pool_provisioner.session import _keeping as keeping
 from gpu_pool_provisioner.session import _life as life
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
-from gpu_pool_provisioner.session.session import ImpossibleEventError, Outcome, Session
-from gpu_pool_provisioner.session.states import State
+from gpu_pool_provisioner.session.session import ImpossibleEventError, Outcome, Session, State
 
 #: Decides what an event does. What it is given is of the type for which it stands in the table.
 Act = Callable[[Session, Any, float], Outcome]
