@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import logging
 import re
 import time
@@ -42,6 +43,7 @@ from gpu_pool_client import (
     TimedOut,
 )
 from gpu_pool_client._operations import ADMINISTRATORS, Operation, Principal, Sight, operation_of
+from gpu_pool_client._pool import OPERATIONS
 from gpu_pool_client._remote import bodies
 
 P = ParamSpec("P")
@@ -54,7 +56,11 @@ _HOLDERS_REASONS: Final = frozenset(
     (EndReason.RELEASED, EndReason.WITHDRAWN, EndReason.NOT_READY, EndReason.TOO_LONG, EndReason.IDLE)
 )
 #: The methods of a pool that depend on who asks, beyond what their arguments say.
-_BY_CALLER: Final = frozenset(("request", "forecast", "offers", "resize", "park", "launch"))
+_BY_CALLER: Final = frozenset(
+    row.name
+    for row in OPERATIONS
+    if "caller" in inspect.signature(getattr(EmbeddedPool, row.name)).parameters
+)
 
 
 class ServedPool:
