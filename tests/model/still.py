@@ -13,7 +13,7 @@ from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import device_table
-from gpu_pool_client import Device
+from gpu_pool_client import Device, PoolStatus
 
 #: Where the clocks stand at first: the wall clock in 2030, so that no file of now seems new.
 WALL, UPTIME = 1_900_000_000.0, 1_000_000.0
@@ -53,6 +53,11 @@ class Still(EmbeddedPool):
         assert self._course_admission is not None
         assert self._course_admission._folder is not None
         self._course_admission._folder._clock = self._clock
+
+    async def status(self) -> PoolStatus:
+        """See there; what is over has been ended, and the queue served, when it returns."""
+        await self.reconcile()
+        return await super().status()
 
 
 class StillPool(Still):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -133,7 +132,7 @@ async def cluster_pool(
     named: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[ClusterPool]:
-    """Serve a cluster within this process, and look at the leases as the service does.
+    """Serve a cluster within this process.
 
     ``courses`` are those of files, ``named`` those of ``c.PoolSettings.courses``.
     """
@@ -142,20 +141,7 @@ async def cluster_pool(
     log = logging.getLogger("gpu_pool.tests")
     pool = await open_cluster(path, PoolSettings(courses=dict(named or {})), kubernetes, lambda: told, log)
     async with pool:
-        looking = asyncio.create_task(look(pool))
-        try:
-            yield pool
-        finally:
-            looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await looking
-
-
-async def look(pool: ClusterPool) -> None:
-    """Look at the leases, as ``service.changes`` does."""
-    while True:
-        await pool.status()
-        await asyncio.sleep(0.1)
+        yield pool
 
 
 async def launched(pool: Pool, lease_id: str, kernel: KernelCommand) -> KernelPod:

@@ -179,16 +179,18 @@ class KernelPods:
             self._delete(pod)
         self._wake(lease_id)
 
+    def known(self) -> frozenset[str]:
+        """Return the leases, by id, of which anything is known here."""
+        return frozenset(self._view.own.leases()) | self._requests.keys() | self._ended_leases
+
     def settle(self, known: Collection[str], live: Collection[str]) -> None:
-        """End the pods of leases that are ``known`` to have some and are not ``live`` any more."""
-        for lease_id in set(known).difference(live):
+        """End the pods of leases that were :meth:`known`, before those that are ``live`` were read."""
+        over = set(known).difference(live)
+        for lease_id in over:
             if any(pod["metadata"]["uid"] not in self._ended for pod in self._view.own.of(lease_id)):
                 self._log.info("Ending the kernel of lease %s, which has ended", ascii(lease_id))
             self.end(lease_id)
-        self._ended_leases &= set(live)
-        self._requests = {
-            lease_id: request for lease_id, request in self._requests.items() if lease_id in live
-        }
+        self._ended_leases -= over
         for lease_id in self._waiters.keys() - set(live):
             self._wake(lease_id)
 

@@ -32,6 +32,7 @@ from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.tiers import Tier, TierStatement
 from gpu_pool.policy import placement
+from gpu_pool.pool.reconciler import Facts
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.device_table import ForeignUse, SeenFrom
 from gpu_pool.store.lease_table import gone, lease_number
@@ -52,7 +53,6 @@ from gpu_pool_client import (
     NotAllowed,
     Outlook,
     PodPhase,
-    PoolStatus,
     PoolUnreachable,
     Process,
     SliceRequest,
@@ -92,6 +92,8 @@ class ClusterIsolation(Isolation):
 _SEEN_FROM: Final = "kubernetes"
 #: Seconds between two looks at what has changed: many changes are looked at once.
 _REST: Final = 0.5
+#: Seconds that a forecast waits for what has just come to be written down, and between two looks at that.
+_NOTED_WITHIN, _NOTED_EVERY = 2.0, 0.02
 #: Requests that are being decided at the same time; the others wait for their turn here. In the
 #: store they would be refused after some time, and what others ask of it would wait for them all.
 _AT_ONCE: Final = 32
@@ -135,6 +137,8 @@ class ClusterPool(EmbeddedPool):
         self._hopeless: dict[str, float] = {}
         #: The devices of which that was looked at.
         self._checked: tuple[Device, ...] | None = None
+        #: When it is looked next whether anything was missed (``time.monotonic()``).
+        self._look_at = 0.0
         self._looking = asyncio.Lock()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -172,10 +176,12 @@ class ClusterPool(EmbeddedPool):
                 count,
                 namespace,
             )
+        self._look_at = time.monotonic() + _LOOK_EVERY
         await self._follow_once()
-        await self.status()
+        await self.reconcile()
         self._kernels.start()
-        self._following.append(asyncio.create_task(self._follow()))
+        self._keep_in_order(asyncio.get_running_loop())
+        self._following.append(asyncio.create_task(self._wake_on_changes()))
         starts = PodStarts(self._api, self._kernels, self._log, self._kubernetes.start_within)
         self._following.append(asyncio.create_task(starts.run()))
         if self._kubernetes.kueue:
@@ -199,21 +205,51 @@ class ClusterPool(EmbeddedPool):
 
     # -- The cluster's GPUs --------------------------------------------------
 
-    async def _follow(self) -> None:
+    async def _wake_on_changes(self) -> None:
+        """Have a pass made when something of the cluster has changed, and not for each of many changes."""
         while True:
-            forgets_in = self._view.until_forgotten()
-            try:
-                within = _LOOK_EVERY if forgets_in is None else min(forgets_in, _LOOK_EVERY)
-                await asyncio.wait_for(self._view.changed.wait(), within)
-            except asyncio.TimeoutError:
-                self._kernels.look_at_all()
-                self._view.look_again()
-            try:
-                await self._follow_once()
-                await self._refuse_the_hopeless()
-            except Exception:  # noqa: BLE001 - one odd node must not keep the pool from following the others
-                self._log.exception("The cluster's devices could not be recorded")
+            await self._view.changed.wait()
+            self._reconciler.wake()
             await asyncio.sleep(_REST)
+
+    async def _observe(self, facts: Facts) -> bool:
+        """See what the cluster has by now, now and then also whether anything was missed."""
+        if time.monotonic() >= self._look_at or self._view.until_forgotten() == 0:
+            self._look_at = time.monotonic() + _LOOK_EVERY
+            self._kernels.look_at_all()
+            self._view.look_again()
+        facts.bound = self._kernels.known()
+        # One odd node must not keep leases from being ended.
+        try:
+            await self._follow_once()
+        finally:
+            await super()._observe(facts)
+        return False
+
+    async def _end_gone(self, facts: Facts) -> bool:
+        """End the leases whose processes are gone, and those whose nodes are, and the waits for nothing."""
+        changed = await super()._end_gone(facts)
+        facts.status = status = await self._store.run(LeaseStore.status, self.url)
+        self._live = frozenset(each.id for each in (*status.leases, *status.queue))
+        for lease in status.leases:
+            parts = [part for part in lease.slices if not part.device.unbounded]
+            if any(not self._view.has_node(part.device.node) for part in parts):
+                await self._end_taken(lease.id, NODE_GONE)
+                changed = True
+        await self._refuse_the_hopeless()
+        return changed
+
+    async def _serve_queue(self, facts: Facts) -> bool:
+        changed = await super()._serve_queue(facts)
+        if self._kubernetes.kueue and facts.status is not None:
+            await self._follow_queue(facts.status.leases)
+        return changed
+
+    async def _unbind(self, facts: Facts) -> bool:
+        """End the kernels of leases that have ended."""
+        if facts.status is not None:
+            self._kernels.settle(facts.bound, self._live)
+        return await super()._unbind(facts)
 
     async def _follow_once(self) -> None:
         """Write down what the cluster has by now. Many ends at once take one look at it."""
@@ -251,20 +287,6 @@ class ClusterPool(EmbeddedPool):
                 with suppress(LeaseGone):
                     await self.revoke(lease_id, message, EndReason.DEVICE_LOST)
                     self._log.warning("Lease %s no longer waits. %s", ascii(lease_id), message)
-
-    async def status(self) -> PoolStatus:
-        """See ``Pool.status``. Ends the kernels of leases that have ended."""
-        known = self._view.own.leases()
-        status = await super().status()
-        self._live = frozenset(each.id for each in (*status.leases, *status.queue))
-        self._kernels.settle(known, self._live)
-        for lease in status.leases:
-            parts = [part for part in lease.slices if not part.device.unbounded]
-            if any(not self._view.has_node(part.device.node) for part in parts):
-                await self._end_taken(lease.id, NODE_GONE)
-        if self._kubernetes.kueue:
-            await self._follow_queue(status.leases)
-        return status
 
     # -- Kueue ---------------------------------------------------------------
 
@@ -335,6 +357,7 @@ class ClusterPool(EmbeddedPool):
         caller: Caller | None = None,
     ) -> Outlook | None:
         """See ``Pool.forecast``, and :meth:`explain`."""
+        await self._until_noted()
         outlook = await super().forecast(request, holder, caller=caller)
         return outlook and _with_growth(outlook, self._growth.prospect(request))
 
@@ -345,6 +368,22 @@ class ClusterPool(EmbeddedPool):
 
     # -- Whose turn it is ------------------------------------------------------
 
+    async def _refresh(self) -> None:
+        if not self._is_noted:
+            await self._follow_once()  # nobody is refused for want of a node that came just now
+
+    @property
+    def _is_noted(self) -> bool:
+        """Whether it is written down which GPUs there are now."""
+        return self._seen is not None and self._view.devices() == self._seen[0]
+
+    async def _until_noted(self) -> None:
+        """Wait for it: whoever only asks writes nothing, and is not told of what was."""
+        give_up_at = time.monotonic() + _NOTED_WITHIN
+        while not self._is_noted and time.monotonic() < give_up_at:
+            self._reconciler.wake()
+            await asyncio.sleep(_NOTED_EVERY)
+
     async def _devices_for(
         self, request: SliceRequest, holder: Holder, caller: Caller | None
     ) -> Collection[str]:
@@ -352,8 +391,6 @@ class ClusterPool(EmbeddedPool):
         if holder.user:
             refuse_beside_server(holder.course, self._courses())
         translation, dialect = self._view.translate(request), self._view.choice.dialect
-        if self._seen is None or self._view.devices() != self._seen[0]:
-            await self._follow_once()  # nobody is refused for want of a node that came just now
         if self._kubernetes.kueue and holder.user and dialect is not None:
             kueue.check_counted(translation.pod.limits, dialect.table.title)
             kueue.queue_of(holder.course)

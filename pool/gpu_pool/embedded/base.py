@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +29,7 @@ from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer
 from gpu_pool.enforcement.machine import owned, unowned
 from gpu_pool.policy.sharing import CourseVersion
+from gpu_pool.pool.reconciler import Facts, Reconciler, Step, StepCount
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
 from gpu_pool.store.device_table import SeenFrom
@@ -44,6 +48,7 @@ from gpu_pool_client import (
     Pool,
     SliceRequest,
 )
+from gpu_pool_client._background import background_loop
 from gpu_pool_client._processes import boot_id
 
 if TYPE_CHECKING:
@@ -56,6 +61,14 @@ _BETWEEN: Final = 0.1
 
 #: Seconds after which it is looked again for devices where there were none.
 _AGAIN_AFTER: Final = 5.0
+#: How old, in seconds, what the driver says of the devices may be where nobody asks for any.
+_SELDOM: Final = 10.0
+#: Seconds without a sign of the process that keeps the pool in order after which another one does it.
+_STANDS_STILL: Final = 2.5
+#: The queue is served, although nothing has ended, whenever so many times as long has passed as that takes.
+_SERVE_TIMES: Final = 20.0
+#: Seconds in which the last pass ends when the pool is closed.
+_LAST_PASS_WITHIN: Final = 5.0
 
 
 class OpenedPool(Pool):
@@ -102,6 +115,106 @@ class OpenedPool(Pool):
         self.audit = audit_log(self._settings.audit_log)
         tiers = isolation or (owned if owner else unowned)(self._settings)
         self._enforcer = Enforcer(path, self._settings, tiers, self._store, owner=owner)
+        self._reconciler = Reconciler(self._steps())
+        #: The loop of passes; None where this process makes none by itself.
+        self._passes: Future[None] | None = None
+        self._starting = threading.Lock()
+        #: When the queue is served next although nothing has happened (``time.monotonic()``).
+        self._serve_at = 0.0
+
+    async def __aenter__(self) -> OpenedPool:
+        """Open the pool: whoever owns the devices keeps it in order from now on, whoever asks or not."""
+        if self._owner:
+            await self.reconcile()
+            self._keep_in_order(asyncio.get_running_loop())
+        return self
+
+    # -- Keeping the pool in order -------------------------------------------
+
+    async def reconcile(self) -> bool:
+        """End what is over, serve the queue and make limits true, once; return whether anything changed.
+
+        It is done by itself every second: by the owner of the devices, or by a process that has asked
+        for slices.
+        """
+        return await self._reconciler.once()
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called when something has happened by itself, in whatever thread."""
+        self._reconciler.on_change.append(tell)
+
+    @property
+    def step_counts(self) -> Mapping[str, StepCount]:
+        """How often each step of keeping the pool in order was done, by its name."""
+        return self._reconciler.counts
+
+    def _keep_in_order(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Make passes from now on: in this event loop, or in one of this process's own."""
+        with self._starting:
+            if self._passes is None:
+                loop = loop or background_loop("reconciler")
+                self._passes = asyncio.run_coroutine_threadsafe(self._reconciler.run(), loop)
+
+    def _steps(self) -> Sequence[Step]:
+        return (
+            Step("observe", self._observe),
+            Step("end what is gone", self._end_gone),
+            Step("end what expired", self._end_expired),
+            Step("serve the queue", self._serve_queue),
+            Step("bind", self._bind),
+            Step("unbind leftovers", self._unbind),
+        )
+
+    async def _observe(self, facts: Facts) -> bool:
+        """See which processes are gone, and what the driver says."""
+        if self._owner:
+            await self._check_driver(_SELDOM)
+        await self._store.run(self._look_around, facts)
+        return False
+
+    def _look_around(self, store: LeaseStore, facts: Facts) -> None:
+        if self._awaited:
+            with contextlib.suppress(OtherDevices):
+                self._register_awaited(store)
+        facts.leads = store.leads(_STANDS_STILL)
+        facts.findings, facts.somebody_waits = store.findings(), store.somebody_waits()
+
+    async def _end_gone(self, facts: Facts) -> bool:
+        if not (facts.leads and facts.findings.dead):
+            return False
+        return await self._store.run(LeaseStore.end_gone, facts.findings)
+
+    async def _end_expired(self, facts: Facts) -> bool:
+        if not (facts.leads and facts.findings.overdue):
+            return False
+        return await self._store.run(LeaseStore.end_overdue, facts.findings)
+
+    async def _serve_queue(self, facts: Facts) -> bool:
+        """Grant to whoever's turn has come: since something has ended, and now and then as time decides."""
+        began = time.monotonic()
+        if not (facts.leads and facts.somebody_waits and (facts.findings or began >= self._serve_at)):
+            return False
+        granted = await self._store.run(LeaseStore.serve_queue)
+        self._serve_at = began + _SERVE_TIMES * (time.monotonic() - began)
+        return granted
+
+    async def _bind(self, _: Facts) -> bool:
+        """Enforce the limits of what is held and not enforced yet."""
+        return await self._enforcer.bind()
+
+    async def _unbind(self, _: Facts) -> bool:
+        """Enforce no more what is not held any more."""
+        await self._enforcer.settle()
+        return False
+
+    async def _end_passes(self) -> None:
+        passes, self._passes = self._passes, None
+        self._reconciler.stop()
+        if passes is not None:
+            with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(asyncio.wrap_future(passes), _LAST_PASS_WITHIN)
+
+    # -- What is not about a lease -------------------------------------------
 
     @property
     def boot(self) -> str:
@@ -152,14 +265,19 @@ class OpenedPool(Pool):
         return found.problems if found.devices else found.problems[:-1]
 
     async def _check_driver(self, max_age: float, patience: float = 0.0) -> None:
-        """Note which devices nothing new could use, by a look that is no older than so many seconds.
+        """Note which devices nothing new could use; see :meth:`_faults`."""
+        faults = await self._faults(max_age, patience)
+        if faults:
+            await self._store.run(LeaseStore.set_faults, faults)
 
-        Waits ``patience`` seconds for it; where the driver is slower, all is as it was known.
+    async def _faults(self, max_age: float, patience: float = 0.0) -> Mapping[str, str]:
+        """Return what is wrong with each device, by uuid, by a look that is no older than so many seconds.
+
+        Waits ``patience`` seconds for it; where the driver is slower, nothing is known anew.
         """
-        if self._real_devices:
-            faults = await self._driver.look(self._real_devices, max_age, patience)
-            if faults is not None:
-                await self._store.run(LeaseStore.set_faults, faults)
+        if not self._real_devices:
+            return {}
+        return await self._driver.look(self._real_devices, max_age, patience) or {}
 
     async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
         """Return what each of these does, real ones alone, by uuid; None for one that does not answer."""
@@ -188,6 +306,7 @@ class OpenedPool(Pool):
 
     async def close(self) -> None:
         """Close the store once what was begun is done. Leases live on."""
+        await self._end_passes()
         await self._poller.close()
         self._driver.close()
         self._finder.close()
@@ -216,7 +335,7 @@ class OpenedPool(Pool):
             if devices:
                 self._register(store, devices)
             elif store.has_simulated():
-                store.look()
+                store.end_over()
                 store.forget_simulated()
             self._real_devices = self._checkable(store, found)
             self._enforcer.recover(store)
@@ -321,5 +440,5 @@ def _take_over(store: LeaseStore, devices: Sequence[Device], seen: SeenFrom) -> 
     try:
         store.register(devices, seen)
     except OtherDevices:
-        store.look()
+        store.end_over()
         store.register(devices, seen)

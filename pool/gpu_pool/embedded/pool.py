@@ -24,7 +24,7 @@ from gpu_pool.enforcement.tiers import with_own_caps
 from gpu_pool.policy.revocation import effect_of
 from gpu_pool.settings import load_settings
 from gpu_pool.store import files
-from gpu_pool.store.errors import NoSpace
+from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.lease_table import gone, lease_number
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.queue import QueueForecast
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
-#: How often, at most, all waiters together look for processes that are gone.
-_LOOK: Final = 1.0
 #: How old, in seconds, the look may be by which it is decided that something new can use the devices; for
 #: how long it is waited for. And how old it may be for those who wait, and for whoever looks at the pool.
 _FRESH, _DRIVER_WITHIN, _SOON, _SELDOM = 0.0, 3.0, 3.0, 10.0
@@ -104,9 +102,12 @@ class EmbeddedPool(OpenedPool):
             try:
                 courses = self._course_admission
                 check = None if courses is None else await courses.check_of(request, holder, caller)
+                await self._refresh()
                 within = await self._devices_for(request, holder, caller)
                 counted = self._counted_as(request)
                 lease = await self._store.run(self._request, counted, holder, key, check, within, mark)
+                if not self._owner:
+                    self._keep_in_order()
                 return await self._enforcer.hand_out(lease)
             except (asyncio.CancelledError, PoolUnreachable):
                 # The decision may still be made, or has been, and nobody would know of it.
@@ -123,7 +124,7 @@ class EmbeddedPool(OpenedPool):
         within: Collection[str],
         mark: str,
     ) -> Lease:
-        """Ask in the store's thread, and once more after a look for what has ended if it has to wait."""
+        """Ask in the store's thread, and end what is over if it has to wait."""
         if self._awaited:
             self._register_awaited(store)
         try:
@@ -134,7 +135,10 @@ class EmbeddedPool(OpenedPool):
                 raise
             return known
         lease = store.request(request, holder, key, check, within, mark)
-        return store.lease_after_look(lease.id) if lease.state is LeaseState.WAITING else lease
+        if lease.state is LeaseState.WAITING:
+            store.end_over()
+            lease = store.lease(lease.id)
+        return lease
 
     def _counted_as(self, request: SliceRequest) -> SliceRequest:
         """Return what is granted and counted for a request, which its course has been asked for."""
@@ -150,20 +154,26 @@ class EmbeddedPool(OpenedPool):
 
         May refuse it.
         """
+        return ()
+
+    async def _refresh(self) -> None:
+        """Note which devices there are, and which of them work, before any is granted."""
         await self._look_again_for_devices()
         await self._check_driver(_FRESH, _DRIVER_WITHIN)
-        return ()
 
     async def get_lease(self, lease_id: str) -> Lease:
         """See ``Pool.get_lease``."""
-        return await self._enforcer.hand_out(await self._store.run(LeaseStore.lease, lease_id))
+        lease = await self._store.run(LeaseStore.lease, lease_id)
+        return self._enforcer.state(lease) if lease.state is LeaseState.HELD else lease
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
+        if not self._owner:
+            self._keep_in_order()
         while True:
             await self._check_driver(_SOON)
-            lease = await self._store.run(LeaseStore.lease_after_look, lease_id, _LOOK)
+            lease = await self._store.run(LeaseStore.lease, lease_id)
             if lease.state is LeaseState.HELD:
                 return await self._enforcer.hand_back(lease)
             _refuse_unless_waiting(lease)
@@ -180,9 +190,7 @@ class EmbeddedPool(OpenedPool):
         last: Lease | None = None
         while last is None or last.state is not LeaseState.ENDED:
             await self._check_driver(_SOON)
-            lease = await self._enforcer.hand_out(
-                await self._store.run(LeaseStore.lease_after_look, lease_id, _LOOK)
-            )
+            lease = await self._enforcer.hand_out(await self._store.run(LeaseStore.lease, lease_id))
             if lease != last:
                 yield lease
             last = lease
@@ -224,7 +232,7 @@ class EmbeddedPool(OpenedPool):
         within: Collection[str],
     ) -> QueueForecast | None:
         if self._awaited:
-            self._register_awaited(store)
+            raise OtherDevices(self.note)
         return store.forecast(request, holder, check, within or self._own_devices(store, request))
 
     async def offers(
@@ -343,6 +351,7 @@ class EmbeddedPool(OpenedPool):
         """See ``Pool.release``."""
         with self._asked(lease=lease_id):
             await self._store.run(LeaseStore.release, lease_id, reason)
+        self._reconciler.wake()
 
     async def revoke(self, lease_id: str, message: str, reason: EndReason = EndReason.REVOKED) -> None:
         """End a lease, by default in an administrator's name; its holder reads ``message``.
@@ -351,6 +360,7 @@ class EmbeddedPool(OpenedPool):
         """
         with self._asked(lease=lease_id):
             await self._store.run(LeaseStore.revoke, lease_id, message, reason)
+        self._reconciler.wake()
 
     async def effect_of_taking(self, lease_id: str) -> Effect:
         """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
@@ -394,33 +404,29 @@ class EmbeddedPool(OpenedPool):
             return await self._store.run(LeaseStore.drain, device, drained)
 
     async def status(self) -> PoolStatus:
-        """See ``Pool.status``.
-
-        Looks first for processes that are gone, and enforces no more what is not held.
-        """
-        await self._check_driver(_SELDOM)
-        status = await self._store.run(self._status)
-        await self._enforcer.settle([each for each in status.leases if each.state is LeaseState.HELD])
+        """See ``Pool.status``."""
+        status = await self._store.run(self._status, await self._faults(_SELDOM))
         return replace(status, leases=tuple([each async for each in self._stated(status.leases)]))
 
-    def _status(self, store: LeaseStore) -> PoolStatus:
-        note = self.note
-        try:
-            store.look()
-        except NoSpace as error:  # what is written can still be read
-            note = f"Leases whose processes are gone may be among these. {error}"
+    def _status(self, store: LeaseStore, faults: Mapping[str, str]) -> PoolStatus:
         status = store.status(self.url)
         usable = self._usable(store)
         others = set() if usable is None else store.present_devices().keys() - usable
-        devices = tuple(each for each in status.devices if each.device.uuid not in others)
-        faults = dict.fromkeys(each.device.fault for each in devices)
-        said = " ".join(filter(None, (note, *faults, *self._why_none(devices))))
-        return replace(status, devices=devices, note=said)
+        devices = [
+            _with_fault(each, faults.get(each.device.uuid, each.device.fault))
+            for each in status.devices
+            if each.device.uuid not in others
+        ]
+        told = dict.fromkeys(each.device.fault for each in devices)
+        said = " ".join(filter(None, (self.note, *told, *self._why_none(devices))))
+        return replace(status, devices=tuple(devices), note=said)
 
     async def device_fault(self) -> str:
         """Say why nothing new can run on any of this machine's devices; empty where something can."""
-        await self._check_driver(_SOON, _DRIVER_WITHIN)
-        return await self._store.run(_fault_of_all)
+        now = await self._faults(_SOON, _DRIVER_WITHIN)
+        devices = await self._store.run(LeaseStore.present_devices)
+        faults = [now.get(uuid, device.fault) for uuid, device in devices.items()]
+        return " ".join(dict.fromkeys(faults)) if faults and all(faults) else ""
 
     async def _stated(self, leases: Sequence[Lease]) -> AsyncIterator[Lease]:
         """Yield leases with the truth about their limits; of thousands, others are answered in between."""
@@ -442,9 +448,12 @@ class EmbeddedPool(OpenedPool):
             yield
 
 
-def _fault_of_all(store: LeaseStore) -> str:
-    faults = [device.fault for device in store.present_devices().values()]
-    return " ".join(dict.fromkeys(faults)) if faults and all(faults) else ""
+def _with_fault(status: DeviceStatus, fault: str) -> DeviceStatus:
+    return (
+        status
+        if fault == status.device.fault
+        else replace(status, device=replace(status.device, fault=fault))
+    )
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

@@ -81,8 +81,8 @@ class Enforcer:
         if lease.state is not LeaseState.HELD:
             return lease
         if self._isolation.acts and self._isolation.must_open(lease):
-            others = await self._store.run(held)
-            await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others))
+            opened, others = self._isolation.opened(), await self._store.run(held)
+            await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others, opened))
         if not (lease.simulated or self._isolation.in_pods):
             self._watch_over()
         return self.state(lease)
@@ -116,11 +116,27 @@ class Enforcer:
         """Whether something was moved off a parked lease's devices, and must go back to the same."""
         return self._memory.holds(lease.id)
 
-    async def settle(self, leases: Iterable[Lease]) -> None:
-        """Enforce no more what is not among these held leases."""
+    async def bind(self) -> bool:
+        """Enforce what is held and not enforced yet, as far as this process is the one to do it.
+
+        Return whether there was any. What cannot be enforced is ended.
+        """
+        watches = self._owner and not self._isolation.in_pods and not self._watchdog_claim.locked()
+        if not (self._isolation.acts or watches):
+            return False
+        bound = False
+        for lease in filter(_all if self._owner else _kept_here, await self._store.run(held)):
+            bound = bound or self._isolation.must_open(lease)
+            with contextlib.suppress(PoolUnreachable):
+                await self.hand_out(lease)
+        return bound
+
+    async def settle(self) -> None:
+        """Enforce no more what is not held any more."""
         if not self._isolation.acts:
             return
-        await self._on_tiers(lambda: self._isolation.settle(leases))
+        opened, leases = self._isolation.opened(), await self._store.run(held)
+        await self._on_tiers(lambda: self._isolation.settle(leases, opened))
         now = time.monotonic()
         if now >= self._tended + _TEND_EVERY:
             self._tended = now
@@ -137,13 +153,13 @@ class Enforcer:
             await asyncio.to_thread(self._watchdog.stop)
         if self._isolation.acts:
             with contextlib.suppress(PoolUnreachable):
-                await self._leave(await self._store.run(held))
+                await self._leave(self._isolation.opened(), await self._store.run(held))
         self._tiers.stop()
         self._memory.stop()
 
-    async def _leave(self, leases: Iterable[Lease]) -> None:
+    async def _leave(self, opened: Iterable[Lease], leases: Iterable[Lease]) -> None:
         def leave() -> None:
-            self._isolation.settle(leases)
+            self._isolation.settle(leases, opened)
             self._isolation.stop()
 
         await self._on_tiers(leave)

@@ -98,13 +98,19 @@ class Isolation:
         is_new = known is None or known.held_at != lease.held_at
         return is_new and any(_acts(tier) for tier, _ in self._parts(lease))
 
-    def enforce(self, lease: Lease, held: Iterable[Lease]) -> None:
-        """Enforce one more lease, once all that are not ``held`` any more are closed.
+    def opened(self) -> tuple[Lease, ...]:
+        """Return the leases that are enforced now, as they were when they were opened."""
+        return tuple(self._open.values())
 
-        Raises ``TierFailed``.
+    def enforce(self, lease: Lease, held: Iterable[Lease], among: Iterable[Lease]) -> None:
+        """Enforce one more lease, unless it is already, once what is not held any more is closed.
+
+        See :meth:`settle` for ``held`` and ``among``. Raises ``TierFailed``.
         """
+        if not self.must_open(lease):
+            return
         self._close_again()
-        self.settle(held)
+        self.settle(held, among)
         for part in lease.slices:
             self._probe(part.device)
         parts = self._parts(lease)
@@ -117,10 +123,16 @@ class Isolation:
             (tier, each) for tier, each in self._unclosed if each.id != lease.id or tier not in opened
         ]
 
-    def settle(self, held: Iterable[Lease]) -> None:
-        """Enforce no more what is not held any more."""
+    def settle(self, held: Iterable[Lease], among: Iterable[Lease]) -> None:
+        """Enforce no more what is not held any more.
+
+        ``among`` are those that were :meth:`opened` before ``held`` was read: what was opened since is
+        left alone.
+        """
         now = {lease.id: lease.held_at for lease in held}
-        for lease in [each for each in self._open.values() if now.get(each.id) != each.held_at]:
+        for lease in [each for each in among if now.get(each.id) != each.held_at]:
+            if self._open.get(lease.id) is not lease:
+                continue
             del self._open[lease.id]
             for tier, its_part in self._parts(lease):
                 self._close(tier, its_part)

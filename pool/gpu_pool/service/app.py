@@ -175,8 +175,10 @@ class ServeApp(ServeSettings, Program):
             servers.append(self._open_hub(options, self._place))
         courses = CourseLog(options.courses, self.log)
         await asyncio.to_thread(courses.log_changes)
+        health = options.served.health
         running = [
-            asyncio.create_task(each) for each in (changes.run(), courses.run(), self._forget_old(pool))
+            asyncio.create_task(each)
+            for each in (changes.run(), courses.run(), health.run(), self._forget_old(pool))
         ]
         self.log.info("Serving %s at unix:%s", pool.url, listening.path)
         # What is there now lives as long as the service: the search for garbage need not go through it

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -15,36 +14,40 @@ from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client import _procfs as procfs
 
-#: Seconds between two tries, however many ask, and those that one may take.
+#: Seconds between two tries, and those that one may take.
 _TRY_EVERY, _WITHIN = 3.0, 2.0
-_UNREADABLE: Final = PoolUnreachable("The pool cannot be read.", "The service's log says why.")
 
 
 class Health:
     """What is wrong with a pool, as of a few seconds ago. Used in one event loop."""
 
-    def __init__(
-        self,
-        pool: EmbeddedPool,
-        changes: LeaseChanges,
-        log: logging.Logger,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, pool: EmbeddedPool, changes: LeaseChanges, log: logging.Logger) -> None:
         self._pool = pool
         self._changes = changes
         self._log = log
-        self._clock = clock
-        self._try: asyncio.Task[PoolUnreachable | None] | None = None
-        self._tried_at = 0.0
+        self._problem: PoolUnreachable | None = None
+        self._tried = asyncio.Event()
         self._complaint = ""
 
+    async def run(self) -> None:
+        """Try again and again, for as long as the service runs, whether decisions can be kept."""
+        while True:
+            await self.try_once()
+            await asyncio.sleep(_TRY_EVERY)
+
+    async def try_once(self) -> None:
+        """Try whether decisions can be kept, and look whether anything could run."""
+        try:
+            self._problem = await self._find()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the pool does not work, and it is tried again
+            self._log.exception("Trying whether the pool works failed")
+            self._problem = PoolUnreachable(f"The pool does not work: {type(error).__name__}.")
+        self._tried.set()
+
     async def problem(self) -> PoolUnreachable | None:
-        """Return what is wrong; None if nothing is. Whoever asks during a try shares its outcome."""
-        is_old = self._clock() - self._tried_at >= _TRY_EVERY
-        if self._try is None or (self._try.done() and is_old):
-            self._try = asyncio.create_task(self._find())
-        found = await asyncio.shield(self._try)
-        return found if found or self._changes.healthy else _UNREADABLE
+        """Return what was wrong at the last try; None if nothing was. Whoever asks changes nothing."""
+        await self._tried.wait()
+        return self._problem or self._changes.problem
 
     async def _find(self) -> PoolUnreachable | None:
         try:
@@ -52,13 +55,10 @@ class Health:
         except PoolUnreachable as error:
             self._say(str(error))
             return error
-        else:
-            self._say("")
-            # What the service's log says of it, too: it is in every status.
-            fault = await self._pool.device_fault()
-            return PoolUnreachable(fault) if fault else None
-        finally:
-            self._tried_at = self._clock()
+        self._say("")
+        # What the service's log says of it, too: it is in every status.
+        fault = await self._pool.device_fault()
+        return PoolUnreachable(fault) if fault else None
 
     def _say(self, complaint: str) -> None:
         """Log what is wrong once, and that it is over."""

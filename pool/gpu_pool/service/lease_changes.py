@@ -1,8 +1,8 @@
 """Wakes those who wait for a change of a lease.
 
 Every waiter of an embedded pool looks at the store ten times a second. Here
-one task looks for all of them: as soon as something was decided here, and once
-a second to find what happened by itself, such as the death of a process.
+one task looks for all of them: as soon as something was decided here, or has
+happened by itself, such as the death of a process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from gpu_pool_client._values import Terms
 #: Never for longer than this, also where a look has stood still with its machine.
 _LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
 
+_UNREADABLE: Final = PoolUnreachable("The pool cannot be read.", "The service's log says why.")
+
 #: Says whether a lease as it is now (None: it has ended) is what a waiter waits for.
 IsChange: TypeAlias = Callable[[Lease | None], bool]
 _Waiter: TypeAlias = tuple[IsChange, asyncio.Future[bool]]
@@ -44,8 +46,8 @@ class LeaseChanges:
         self._heartbeats = heartbeats
         #: Seconds between looks when nothing was decided.
         self._look_every = look_every
-        #: Whether the last look at the leases succeeded.
-        self.healthy = True
+        #: Why the last look at the leases failed; None where it succeeded.
+        self.problem: PoolUnreachable | None = None
         self._waiters: dict[str, set[_Waiter]] = {}
         self._watchers: set[asyncio.Future[bool]] = set()
         self._decided = asyncio.Event()
@@ -124,6 +126,13 @@ class LeaseChanges:
 
     async def run(self) -> None:
         """Look and wake for as long as the service runs."""
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # that loop has ended
+                loop.call_soon_threadsafe(self._decided.set)
+
+        self._pool.on_change(tell)
         while True:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._decided.wait(), self._look_every)
@@ -133,23 +142,23 @@ class LeaseChanges:
                 status = await self._pool.status()
                 await self._heartbeats.end_unheard(self._pool, (*status.leases, *status.queue), began)
             except GpuPoolError as error:
-                self._failed()
+                self._failed(error if isinstance(error, PoolUnreachable) else _UNREADABLE)
                 self._log.error("Reading the leases failed: %s", error)
                 continue
             except Exception:  # noqa: BLE001 - one broken lease must not end the service for all others
-                self._failed()
+                self._failed(_UNREADABLE)
                 self._log.exception("Reading the leases failed")
                 continue
             if status.note and status.note != self._noted:
                 self._log.error("%s", status.note)
             self._noted = status.note
-            self.healthy = True
+            self.problem = None
             self._remember(status, began)
             self._wake_waiters(status)
             await asyncio.sleep(rest_after(time.monotonic() - began))
 
-    def _failed(self) -> None:
-        self.healthy = False
+    def _failed(self, problem: PoolUnreachable) -> None:
+        self.problem = problem
         self._known_to_wait, self._looked = frozenset(), -math.inf
 
     def _remember(self, status: PoolStatus, began: float) -> None:

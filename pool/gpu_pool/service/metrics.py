@@ -15,6 +15,7 @@ from gpu_pool.audit import AuditLog
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.plugins import needs_extra
+from gpu_pool.pool.reconciler import StepCount
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
 from gpu_pool_client import WHOLE, DeviceStatus, EndedLease, Lease, LeaseState, NotAllowed, PoolStatus
@@ -166,6 +167,7 @@ class Metrics:
         readings = await self._pool.look_at_devices([each.device for each in status.devices])
         now.register(_Now(status, readings, known, time.time()))
         now.register(_Audited(self._pool.audit))
+        now.register(_Reconciled(self._pool.step_counts))
         return generate_latest(self._registry) + generate_latest(now), CONTENT_TYPE_PLAIN_0_0_4
 
     def _count(self, status: PoolStatus, rows: Sequence[EndedLease], known: frozenset[str]) -> None:
@@ -244,6 +246,27 @@ class _Audited:
             ("gpu_pool_audit_lines_lost", "Lines that could not be written to it.", self._lost),
         ):
             yield CounterMetricFamily(name, description, value=value)
+
+
+class _Reconciled:
+    """Collects how the pool is kept in order: by the steps of the reconciler."""
+
+    def __init__(self, counts: Mapping[str, StepCount]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the counters. Called by the library."""
+        from prometheus_client.core import CounterMetricFamily
+
+        for name, description, value in (
+            ("steps", "How often each step of keeping the pool in order was done.", "times"),
+            ("step_failures", "How often it failed.", "failures"),
+            ("step_seconds", "How long it took in all.", "seconds"),
+        ):
+            family = CounterMetricFamily(f"gpu_pool_reconciler_{name}", description, labels=["step"])
+            for step, count in self._counts.items():
+                family.add_metric([step], getattr(count, value))
+            yield family
 
 
 class _Now:

@@ -159,6 +159,23 @@ class LeaseTable:
             "deadline_reason": EndReason.NEVER_ATTACHED.value,
         }
 
+    def as_ended(self, row: Row, reason: EndReason) -> Lease:
+        """Return the lease of a row as the history will have it, which ends for this reason."""
+        return Lease(
+            id=row["id"],
+            key=row["key"],
+            request=read_request(row["request"]),
+            holder=_holder(row, None),
+            state=LeaseState.ENDED,
+            requested_at=row["requested_at"],
+            held_at=row["first_held_at"],
+            first_held_at=row["first_held_at"],
+            ended_at=self._clock.wall(),
+            end_reason=EndReason(row["ending"] or reason),
+            notice=row["notice"],
+            failure=read_failure(row["failure"]) if row["failure"] else None,
+        )
+
     def _read(self, row: sqlite3.Row) -> Lease:
         return self.value(row, self._devices.read(row["slices"]), self.position(row))
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gpu_pool.policy import admission
@@ -28,6 +29,7 @@ from gpu_pool_client import (
     NotAllowed,
     PoolStatus,
     Process,
+    Slice,
     SliceRequest,
 )
 from gpu_pool_client._processes import is_child_of_ours
@@ -55,9 +57,13 @@ class LeaseStore(RequestStore):
 
     # -- Reading -----------------------------------------------------------
     def lease(self, lease_id: str) -> Lease:
-        """Return the lease as it is now, ended ones included."""
+        """Return the lease as it is now, ended ones included, and those that are over and not ended yet."""
         with self._db.snapshot():
-            return self._leases.lease(lease_id)
+            row = self._leases.live(lease_id)
+            reason = None if row is None else reclaim.why_one_is_over(self._db, row, self._clock.uptime())
+            if row is None or reason is None:
+                return self._leases.lease(lease_id)
+            return self._leases.as_ended(row, reason)
 
     def find(self, key: str) -> Lease | None:
         """Return the lease of that key, ended ones included; None if there was none."""
@@ -65,21 +71,20 @@ class LeaseStore(RequestStore):
             known = self._db.one("ask", key=key)["known"]
             return self._leases.by_key(key) if known else None
 
-    def lease_after_look(self, lease_id: str, at_most_every: float = 0.0) -> Lease:
-        """Return the lease as it is after a :meth:`look` at whose process is gone."""
-        self.look(at_most_every)
-        return self.lease(lease_id)
-
     def status(self, url: str) -> PoolStatus:
-        """Return everything as one snapshot."""
+        """Return everything as one snapshot, without the leases that are over and not ended yet."""
+        now = self._clock.uptime()
+        findings = reclaim.look(self._db, now)
         with self._db.snapshot():
-            return PoolStatus(
+            status = PoolStatus(
                 url,
                 tuple(self._devices.statuses(with_gone=True)),
                 self._leases.not_waiting(),
                 self._leases.waiting(),
                 store_bytes=self._db.size(),
             )
+            over = reclaim.over(self._db, findings, now) if findings else ()
+        return without(status, over) if over else status
 
     def queue_head(self, most: int) -> list[Waiter]:
         """Return the first who wait, in the order of their turns."""
@@ -366,24 +371,87 @@ class LeaseStore(RequestStore):
         # So little is written over what was written before; a grant needs more.
         self._db.check_room()
 
-    def look(self, at_most_every: float = 0.0) -> None:
-        """End every lease whose process is gone or whose deadline has passed.
+    # -- What is over ----------------------------------------------------------
 
-        With ``at_most_every`` (seconds) nothing is done when any process of
-        this machine looked that recently.
+    def leads(self, unless_within: float) -> bool:
+        """Whether it is for this process to end what is over, and to serve the queue as time passes.
+
+        It is where no other process does, or where the one that does has not for so many seconds: it
+        may stand still.
         """
-        now = self._clock.uptime()
-        if at_most_every:
-            with self._db.snapshot():
-                age = now - self._db.one("looked_at")[0]
-            if 0 <= age < at_most_every:
-                return
-        findings = reclaim.look(self._db, now)
-        if findings.dead or findings.overdue or at_most_every:
+        if self._db.liveness.reconciles():
+            return True
+        with self._db.snapshot():
+            age = self._clock.uptime() - self._db.one("looked_at")[0]
+        return not 0 <= age < unless_within
+
+    def findings(self) -> reclaim.Findings:
+        """Return which processes are gone, and whether deadlines have passed."""
+        return reclaim.look(self._db, self._clock.uptime())
+
+    def somebody_waits(self) -> bool:
+        """Whether anybody is in the queue."""
+        with self._db.snapshot():
+            return bool(self._db.one("count_waiters")[0])
+
+    def end_gone(self, findings: reclaim.Findings) -> bool:
+        """End what was kept alive by processes that are gone; return whether there was any."""
+        if not findings.dead:
+            return False
+        with self._db.transaction(self.give_up_at):
+            reclaim.end_gone(self._db, findings.dead, self._clock.uptime(), self._end)
+        return True
+
+    def end_overdue(self, findings: reclaim.Findings) -> bool:
+        """End what is past its deadline, or its longest time; return whether there was any."""
+        if not findings.overdue:
+            return False
+        with self._db.transaction(self.give_up_at):
+            reclaim.end_overdue(self._db, self._clock.uptime(), self._end)
+        return True
+
+    def serve_queue(self) -> bool:
+        """Grant to those whose turn has come, as time decides too; return whether there was any.
+
+        Other processes know by it that this one leads.
+        """
+        with self._db.transaction(self.give_up_at):
+            self._db.run("set_looked_at", {"now": self._clock.uptime()})
+            return self._queue.serve() > 0
+
+    def end_over(self) -> None:
+        """End what is over, and serve the queue if anything was: before whoever asks has to wait."""
+        findings, now = self.findings(), self._clock.uptime()
+        if findings:
             with self._db.transaction(self.give_up_at):
-                self._db.run("set_looked_at", {"now": now})
-                reclaim.reclaim(self._db, findings, now, self._end)
+                reclaim.end_overdue(self._db, now, self._end)
+                reclaim.end_gone(self._db, findings.dead, now, self._end)
                 self._queue.serve()
+
+
+def without(status: PoolStatus, over: Collection[str]) -> PoolStatus:
+    """Return a status without the leases that are over, by id, and without what they hold."""
+    left = tuple(lease for lease in status.leases if lease.id not in over)
+    queue = [lease for lease in status.queue if lease.id not in over]
+    freed = [part for lease in status.leases if lease.id in over for part in lease.slices]
+    return replace(
+        status,
+        devices=tuple(
+            _freed(each, [part for part in freed if part.device == each.device]) for each in status.devices
+        ),
+        leases=left,
+        queue=tuple(replace(lease, position=place) for place, lease in enumerate(queue, 1)),
+    )
+
+
+def _freed(status: DeviceStatus, parts: Sequence[Slice]) -> DeviceStatus:
+    return replace(
+        status,
+        held_milli=status.held_milli - sum(part.milli for part in parts),
+        held_memory_mib=status.held_memory_mib - sum(part.memory_mib for part in parts),
+        held_contexts=status.held_contexts - sum(part.contexts for part in parts),
+        leases=status.leases - len(parts),
+    )
 
 
 def _check_seconds(name: str, value: float | None) -> None:

@@ -35,6 +35,8 @@ _TICKET: Final = struct.Struct("<qq")
 _PULSES: Final = 1 << 62
 #: The byte that all share who use the pool with simulated devices: the last there is, behind all pulses.
 _SIMULATED: Final = (1 << 63) - 1
+#: The byte that the one process has which reconciles the pool.
+_RECONCILES: Final = _SIMULATED - 1
 _HAS_TICKETS: Final = sys.platform.startswith("linux") and hasattr(fcntl, "F_OFD_SETLKW")
 
 
@@ -131,6 +133,19 @@ class LivenessLocks:
         answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _byte(fcntl.F_WRLCK, number))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
+    def reconciles(self) -> bool:
+        """Whether this process is the one that reconciles the pool, until :meth:`close` or its end.
+
+        It is from now on if no other one is. Where there is no such lock, each of them is.
+        """
+        if not _HAS_TICKETS:
+            return True
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _byte(fcntl.F_WRLCK, _RECONCILES))
+        except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES where another has it
+            return False
+        return True
+
     def use_simulated(self) -> None:
         """Tell others that simulated devices are used here, until :meth:`close` or the process's end."""
         if _HAS_TICKETS:
@@ -165,7 +180,7 @@ def _byte(kind: int, place: int) -> bytes:
 def _beat(path: Path, pid: int) -> int:  # noqa: ARG001 - a forked child needs its own
     # Never closed: it must last until the process ends.
     file = open_private(path)
-    number = _PULSES + secrets.randbelow(_PULSES - 1)
+    number = _PULSES + secrets.randbelow(_PULSES - 2)
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, _byte(fcntl.F_WRLCK, number))
     return number
 

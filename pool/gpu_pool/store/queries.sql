@@ -336,7 +336,8 @@ WITH RECURSIVE found (life) AS (
 SELECT life FROM found WHERE life IS NOT NULL UNION SELECT life FROM lease WHERE turn IS NULL;
 
 -- name: processes
-SELECT number, id, request, process, keeper, pulse, grace, slices, held_at, milli, course, user, ending, notice
+SELECT number, id, request, process, keeper, pulse, grace, slices, held_at, milli, course, user, ending, notice,
+       turn, deadline, deadline_reason, ends_by
 FROM lease;
 
 -- name: held

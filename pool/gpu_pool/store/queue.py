@@ -80,8 +80,10 @@ class StoredQueue:
         self.sharing = sharing
         self._clock = clock
 
-    def serve(self) -> None:
+    def serve(self) -> int:
         """Grant to everybody whose turn has come, and write down in which order the others follow.
+
+        Return how many that were.
 
         Where very many wait, only grants are made every time. In which order
         the others follow, and what is emptied for them, may then lag by some
@@ -92,16 +94,18 @@ class StoredQueue:
         left = self._db.one("sorted_until")[0] - self._clock.uptime() if is_long else 0.0
         # A moment of another boot may be far ahead.
         if 0 < left <= tuning.longest_queue_pause:
-            self._serve_unsorted()
-        elif count:
-            began = time.thread_time()
-            self._serve_sorted()
-            if is_long:
-                worked = time.thread_time() - began
-                pause = min(tuning.longest_queue_pause, tuning.queue_pause * worked)
-                self._db.run("set_sorted_until", {"until": self._clock.uptime() + pause})
+            return self._serve_unsorted()
+        if not count:
+            return 0
+        began = time.thread_time()
+        granted = self._serve_sorted()
+        if is_long:
+            worked = time.thread_time() - began
+            pause = min(tuning.longest_queue_pause, tuning.queue_pause * worked)
+            self._db.run("set_sorted_until", {"until": self._clock.uptime() + pause})
+        return granted
 
-    def _serve_sorted(self) -> None:
+    def _serve_sorted(self) -> int:
         """Grant to everybody whose turn has come, and write down in which order the others follow."""
         rows = {row["number"]: row for row in self._db.run("waiters").fetchall()}
         now = self._situation([self._waiter(row) for row in rows.values()])
@@ -111,20 +115,23 @@ class StoredQueue:
             self._grant(waiter, parts, now.now)
         if rows:
             self._write_order(now, decision, rows)
+        return len(decision.grants)
 
-    def _serve_unsorted(self) -> None:
+    def _serve_unsorted(self) -> int:
         """Grant to everybody whose turn has come, and write nothing about the others.
 
         Most of a long queue ask for the same few things, of which nothing is free: they are left out.
         """
         fits = self._fitting()
         if not fits:
-            return
+            return 0
         rows = self._db.run("waiters").fetchall()
         waiters = [self._waiter(row) for row in rows if row["reserved"] or _wanted(row) in fits]
         now = replace(self._situation(waiters), courses=frozenset(row["course"] for row in rows))
-        for waiter, parts in queue.grant(now).grants:
+        grants = queue.grant(now).grants
+        for waiter, parts in grants:
             self._grant(waiter, parts, now.now)
+        return len(grants)
 
     def _fitting(self) -> set[_Wanted]:
         """Return what of all that is waited for could be granted if nothing were reserved."""

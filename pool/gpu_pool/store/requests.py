@@ -19,10 +19,11 @@ from gpu_pool.embedded.expected_waits import ForecastInput
 from gpu_pool.names import checked_name
 from gpu_pool.policy import admission, placement, quotas
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import reclaim
 from gpu_pool.store.database import Database
 from gpu_pool.store.device_table import DeviceTable, ForeignUse, SeenFrom
 from gpu_pool.store.history import HistoryTable
-from gpu_pool.store.lease_table import LeaseTable, plain, read_request, write_process
+from gpu_pool.store.lease_table import LeaseTable, gone, plain, read_request, write_process
 from gpu_pool.store.queue import QueueForecast, StoredQueue, allowed_devices
 from gpu_pool.store.resizing import Resizing
 from gpu_pool.store.usage import MeasuredUseTable, UsageTotals
@@ -305,6 +306,9 @@ class RequestStore:
         with self._db.snapshot():
             row = self._leases.row(lease_id)
             place = self._leases.position(row)
+            reason = reclaim.why_one_is_over(self._db, row, self._clock.uptime())
+            if reason is not None:
+                raise gone(self._leases.as_ended(row, reason))
             if place is None:
                 raise BadRequest(f"Lease {lease_id} does not wait: it is {row['state']}.")
             return self._queue.explain(row, place)

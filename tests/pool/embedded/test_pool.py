@@ -165,14 +165,14 @@ async def test_a_grant_that_nobody_picks_up_ends(tmp_path: Path) -> None:
     first = lease_store.request(parse_request("1"), ME, "first")
     second = lease_store.request(parse_request("1"), ME, "second")
     now[0] += 119
-    lease_store.look()
+    lease_store.end_over()
     assert lease_store.lease(second.id).state is LeaseState.WAITING
     now[0] += 2
-    lease_store.look()
+    lease_store.end_over()
     assert lease_store.lease(first.id).end_reason is EndReason.NEVER_ATTACHED
     assert lease_store.lease(second.id).state is LeaseState.HELD
     now[0] += 119
-    lease_store.look()
+    lease_store.end_over()
     assert lease_store.lease(second.id).state is LeaseState.HELD, "its own time began when it was granted"
     database.close()
 
@@ -197,7 +197,7 @@ async def test_renewing_does_not_prolong_what_nothing_is_attached_to(
     for ttl in renewals:
         lease_store.renew(lease.id, ttl)
     now[0] += after
-    lease_store.look()
+    lease_store.end_over()
     assert lease_store.lease(lease.id).end_reason is reason
     database.close()
 
@@ -210,13 +210,13 @@ async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path)
     lease = lease_store.request(parse_request("1"), ME, "key")
     dead = replace(Process.current(), start=1)
     lease_store.attach(lease.id, dead, ready_within=None, grace=10)
-    lease_store.look()
+    lease_store.end_over()
     lease_store.renew(lease.id, None)
     now[0] += 9
-    lease_store.look()
+    lease_store.end_over()
     assert lease_store.lease(lease.id).state is LeaseState.HELD
     now[0] += 2
-    lease_store.look()
+    lease_store.end_over()
     assert lease_store.lease(lease.id).end_reason is EndReason.PROCESS_GONE
     database.close()
 
@@ -232,13 +232,13 @@ async def test_what_is_about_to_end_is_not_parked(tmp_path: Path, why: str, reas
     lease = lease_store.request(parse_request("1"), ME, "key")
     if reason is EndReason.PROCESS_GONE:
         lease_store.attach(lease.id, replace(Process.current(), start=1), ready_within=None, grace=10)
-        lease_store.look()
+        lease_store.end_over()
     else:
         lease_store.attach(lease.id, Process.current(), ready_within=10, grace=0)
     with pytest.raises(NotAllowed, match=f"cannot be lent to others: its process {why}"):
         lease_store.park(lease.id)
     now[0] += 11
-    lease_store.look()
+    lease_store.end_over()
     assert lease_store.lease(lease.id).end_reason is reason
     database.close()
 
@@ -255,25 +255,30 @@ async def test_parking_lifts_no_deadline(tmp_path: Path, ttl: float | None, reas
         lease_store.renew(lease.id, ttl)
     assert lease_store.park(lease.id).state is LeaseState.PARKED
     now[0] += 121
-    lease_store.look()
+    lease_store.end_over()
     assert lease_store.lease(lease.id).end_reason is reason
     database.close()
 
 
-async def test_waiters_of_one_machine_share_one_look(tmp_path: Path) -> None:
+def test_one_of_those_who_share_a_store_keeps_it_in_order(tmp_path: Path) -> None:
     now = [1000.0]
-    database = Database(tmp_path / "store.db")
-    lease_store = LeaseStore(database, PoolSettings(attach_within=5), Clock(lambda: now[0], lambda: now[0]))
-    lease_store.register([V100])
-    lease = lease_store.request(parse_request("1"), ME, "first")
-    lease_store.look(at_most_every=10)
-    now[0] += 9
-    lease_store.look(at_most_every=10)
-    assert lease_store.lease(lease.id).state is LeaseState.HELD
-    now[0] += 2
-    lease_store.look(at_most_every=10)
-    assert lease_store.lease(lease.id).state is LeaseState.ENDED
-    database.close()
+    clock = Clock(lambda: now[0], lambda: now[0])
+    databases = [Database(tmp_path / "store.db") for _ in range(3)]
+    first, second, third = [LeaseStore(each, PoolSettings(), clock) for each in databases]
+    first.register([V100])
+    for key in ("held", "waits"):
+        first.request(parse_request("1"), ME, key)
+    assert first.leads(2.5)
+    first.serve_queue()
+    assert [each.leads(2.5) for each in (second, third, first)] == [False, False, True]
+    now[0] += 3  # it stands still, and somebody waits
+    assert second.leads(2.5)
+    second.serve_queue()
+    assert not third.leads(2.5)
+    databases[0].close()  # as at its end
+    assert third.leads(2.5)
+    for database in databases[1:]:
+        database.close()
 
 
 async def test_a_withdrawal_is_not_lost_however_long_the_store_is_busy(

@@ -29,7 +29,11 @@ from gpu_pool_client import (
     Strength,
     parse_request,
 )
+from support.passes import no_passes
 from support.pools import ME, V100, device, embedded, key
+
+__all__ = ["no_passes"]
+pytestmark = pytest.mark.usefixtures("no_passes")
 
 HALF = parse_request("50%")
 
@@ -96,7 +100,7 @@ async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_h
         await opened.attach(first.id, Process.current())
         await opened.release(first.id)
         assert tier.told[3:] == [f"attach {Process.current().pid}"]
-        await opened.status()
+        await opened.reconcile()
         assert tier.told[4:] == ["close 50%"]
 
 
@@ -120,6 +124,7 @@ async def test_a_request_that_is_cancelled_while_its_slice_is_opened_leaves_noth
             await asking
         may_open.set()
         assert (await opened.status()).leases == ()
+        await opened.reconcile()
         assert tier.told[-2:] == ["open 50%", "close 50%"]
         assert [ended.reason for ended in await opened.history()] == [EndReason.WITHDRAWN]
 
@@ -207,6 +212,7 @@ async def test_a_tier_that_does_not_answer_is_told_in_words(
 async def test_a_tier_that_cannot_be_mended_keeps_nobody_from_looking(tmp_path: Path) -> None:
     tier = Recorder(fails="tend")
     async with pool(tmp_path / "store.db", tier) as opened:
+        await opened.reconcile()
         assert (await opened.status()).leases == ()
         assert "tend" in tier.told
 
@@ -222,7 +228,7 @@ async def test_after_a_restart_exactly_what_is_held_is_enforced(tmp_path: Path) 
         assert again.told == ["prepare", "recover 1"]
         assert lease.environment["LIMIT"] == "16384"
         await opened.release(kept.id)
-        await opened.status()
+        await opened.reconcile()
         assert again.told[2:] == ["close 50%"]
 
 

@@ -63,7 +63,7 @@ def test_a_request_that_has_waited_long_is_not_overtaken_any_more(pools: Any) ->
     whole = pool.ask("1")
     assert pool.state(pool.ask("2%", "eve")) is LeaseState.HELD
     pool.now += 601
-    pool.lease_store.look(at_most_every=1)
+    pool.lease_store.serve_queue()
     pool.end(half[1])
     assert pool.state(whole) is LeaseState.HELD
 
@@ -112,10 +112,10 @@ def test_the_longest_lease(pools: Any) -> None:
     waiting = pool.ask("2%", course="ml101")
     assert lease.terms.ends_at == pytest.approx(START + 7200, abs=1)
     pool.now += 7200
-    pool.lease_store.look()
+    pool.lease_store.end_over()
     assert pool.state(lease) is LeaseState.HELD, "whoever ends the kernel has a moment to do so"
     pool.now += 31
-    pool.lease_store.look()
+    pool.lease_store.end_over()
     assert pool.lease_store.lease(lease.id).end_reason is EndReason.TOO_LONG
     assert pool.lease_store.lease(waiting.id).terms.ends_at == pytest.approx(pool.now + 7200, abs=1)
 

@@ -141,7 +141,7 @@ def test_a_look_reads_each_process_once_however_many_wait_for_it(
     assert reclaim.look(clocked.database, clocked.uptime).dead == frozenset()
     assert len(judged) == len(set(judged)) == 3
     monkeypatch.undo()
-    clocked.lease_store.look()
+    clocked.lease_store.end_over()
     assert all(lease.holder.process == ME for lease in clocked.told())
 
 

@@ -1,0 +1,1 @@
+"""The pool: every rule about leases, and the loop that makes them true."""

@@ -1,0 +1,50 @@
+"""Reading a cluster's pool changes nothing of the cluster: a scrape ends no pod."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.service.metrics import Metrics
+from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, parse_request
+from support.fake_kubernetes import FakeKubernetes
+from support.kernel_pods import start
+from support.passes import no_passes
+from support.pools import take, until
+
+__all__ = ["no_passes"]
+
+
+@pytest.mark.usefixtures("no_passes")
+async def test_looking_at_a_pool_ends_no_kernel_and_grants_nothing(
+    pool: ClusterPool, fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    lease = await start(pool, fake)
+    waits = await take(pool, "1", "waits")
+    await pool.renew(lease, 0)
+
+    def writes() -> list[tuple[str, str]]:
+        return [(verb, kind) for verb, kind in fake.requests if verb not in ("GET", "LIST", "WATCH")]
+
+    with closing(sqlite3.connect(tmp_path / "store.db")) as observer:
+        before = writes(), observer.execute("PRAGMA data_version").fetchone()
+        status = await pool.status()
+        assert (status.leases, [each.id for each in status.queue]) == ((), [waits])
+        assert (await pool.get_lease(lease)).end_reason is EndReason.EXPIRED
+        with pytest.raises(LeaseGone, match="expired"):
+            await pool.pod(lease)
+        await Metrics(pool, lambda: ()).page()
+        await pool.explain(waits)
+        await pool.forecast(parse_request("1"), Holder("ada"))
+        await pool.history()
+        await pool.positions()
+        await pool.device_fault()
+        await pool.look_at_devices([each.device for each in status.devices])
+        assert (writes(), observer.execute("PRAGMA data_version").fetchone()) == before
+    await pool.reconcile()
+    await until(lambda: ("DELETE", "pods") in writes())
+    assert (await pool.get_lease(waits)).state is LeaseState.HELD
