@@ -137,7 +137,7 @@ def in_pod(folder: Path) -> tuple[int, int]:
             cluster.kubectl("create", "namespace", namespace)
             add_server(cluster, namespace, user)
             settings = of_cluster(cluster, namespace)
-            return asyncio.run(served(folder, settings, "import gpu_pool.cluster.pool", FIRST))
+            return asyncio.run(served(folder, settings, "import gpu_pool.cluster.backend", FIRST))
 
 
 def run() -> Iterator[Line]:

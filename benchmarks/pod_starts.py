@@ -244,7 +244,7 @@ c.ServeApp.kubernetes = True
 c.KubernetesSettings.kubeconfig = {str(cluster.kubeconfig)!r}
 c.KubernetesSettings.namespace = {namespace!r}
 """
-    with contextlib.closing(ForkServer("import gpu_pool.cluster.pool")) as children:
+    with contextlib.closing(ForkServer("import gpu_pool.cluster.backend")) as children:
         async with serving(children, folder / "service", settings) as service:
             os.environ["GPU_POOL_URL"] = service.url
             yield JupyterEnv(folder, service.url), service.url

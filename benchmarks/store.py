@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.report import Kind, Line, compared, interval, percentile, until_decided
 from benchmarks.sizes import sized
 from gpu_pool.devices import Inventory
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
 from gpu_pool.store.locks import FairLock
 from gpu_pool_client import Device, Holder, LeaseState, parse_request
 
@@ -67,7 +67,7 @@ async def ours(folder: Path, worker: int) -> AsyncIterator[None]:
     """Acquire and release through the contract, as a provisioner does."""
     request, holder, count = parse_request("1%"), Holder("bench"), 0
     devices = Inventory((DEVICE,), "benchmark")
-    async with EmbeddedPool(folder / "store.db", find_devices=lambda: devices) as pool:
+    async with local_pool(folder / "store.db", find_devices=lambda: devices) as pool:
         await pool.status()
         while True:
             yield

@@ -16,7 +16,7 @@ from benchmarks.report import Line
 from benchmarks.sizes import sized
 from benchmarks.store import PROCESSES, Result, Work, measure
 from gpu_pool.devices import Inventory
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
 from gpu_pool_client import Device, Holder, LeaseState, Process, parse_request
 
 #: Eight GPUs have room for four hundred slices; fifty are left for the processes that are measured.
@@ -31,7 +31,7 @@ async def ours(folder: Path, worker: int, held: int) -> AsyncIterator[None]:
     devices = Inventory(DEVICES, "benchmark")
     holder = Holder("bench", process=Process.current())
     count = 0
-    async with EmbeddedPool(folder / "store.db", find_devices=lambda: devices) as pool:
+    async with local_pool(folder / "store.db", find_devices=lambda: devices) as pool:
         for number in range(held if worker == 0 else 0):
             await pool.request(SIZE, holder, f"held-{number}")
         await pool.status()

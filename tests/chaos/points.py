@@ -98,14 +98,14 @@ CLUSTER: Final = (
     "gpu_pool.store.leases:LeaseStore._insert_held:before",
     "gpu_pool.store.leases:LeaseStore.request:after",
     "gpu_pool.store.leases:LeaseStore.attach:after",
-    "gpu_pool.cluster.pool:ClusterPool.launch:before",
+    "gpu_pool.pool.pool:Pool.launch:before",
     "gpu_pool.cluster.pod_builder:PodBuilder.of:after",
     "gpu_pool.cluster.kernel_pods:KernelPods._create:before",
     "gpu_pool.cluster.kernel_pods:KernelPods._create:after",
     "gpu_pool.cluster.kernel_pods:KernelPods.launch:after",
-    "gpu_pool.cluster.pool:ClusterPool.launch:after",
-    "gpu_pool.cluster.pool:ClusterPool.pod:before",
-    "gpu_pool.cluster.pool:ClusterPool.pod:after",
+    "gpu_pool.pool.pool:Pool.launch:after",
+    "gpu_pool.pool.pool:Pool.pod:before",
+    "gpu_pool.pool.pool:Pool.pod:after",
 )
 #: The same where it gets its slice as another kernel ends,
 GRANT: Final = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.kernel_pods import claim, cluster_pool, notebook
@@ -30,7 +30,7 @@ def second_node(fake: FakeKubernetes) -> None:
 
 
 @pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Pool]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
         yield pool

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster.kept_objects import LeasePods
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import LeaseGone, LeaseState, NotAllowed, PodPhase, PoolUnreachable
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import (
+    backend_of,
     cluster_pool,
     command,
     foreign,
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("second_node")
 HUB = "hub"
 
 
-async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: Pool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     fake.cut()
     fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
@@ -38,7 +39,7 @@ async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: ClusterPool, fake:
 
 
 async def test_where_the_place_is_forgotten_all_is_listed_again_and_nothing_is_missed(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     kept, deleted = await start(pool, fake), await start(pool, fake)
     await fake.stop()
@@ -67,7 +68,7 @@ class Listing:
 
 
 async def test_a_kernel_that_is_started_while_all_is_listed_again_is_not_taken_for_deleted(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease, listing = await held(pool), Listing(fake)
     fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
@@ -82,7 +83,7 @@ async def test_a_kernel_that_is_started_while_all_is_listed_again_is_not_taken_f
 
 
 async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     """As where the answer to a write comes after the object's end."""
     listing = Listing(fake)
@@ -90,14 +91,14 @@ async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
     fake.remove("pods", "server")
     fake.forget()
     await asyncio.wait_for(listing.begun.wait(), 120)
-    pool._view.pods.put(stored)
+    backend_of(pool).view.pods.put(stored)
     await until_free(pool, 1000, 0)
     listing.go_on.set()
     await until_free(pool, 1000, 1000)
 
 
 async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease = await start(pool, fake)
     await fake.stop()
@@ -111,7 +112,7 @@ async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
 
 
 async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease = await held(pool)
     await fake.stop()
@@ -125,7 +126,7 @@ async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
 
 
 async def test_what_is_away_for_long_is_told(
-    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_pool.cluster.api._RETRY_FOR", 0.0)
     lease = await held(pool)
@@ -136,7 +137,7 @@ async def test_what_is_away_for_long_is_told(
     await pool.launch(lease.id, command())
 
 
-async def test_an_answer_that_was_lost_makes_no_second_pod(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_an_answer_that_was_lost_makes_no_second_pod(pool: Pool, fake: FakeKubernetes) -> None:
     lost = iter([True])
 
     def lose(method: str, kind: str) -> Any:
@@ -160,17 +161,17 @@ async def test_a_pod_of_the_same_name_that_nobody_has_seen_yet_is_found(
         lease = await held(pool)
         await pool.launch(lease.id, kernel)
     async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
-        (pod,) = pool._view.own.of(lease.id)
-        pool._view.own = LeasePods()
+        (pod,) = backend_of(pool).view.own.of(lease.id)
+        backend_of(pool).view.own = LeasePods()
         await pool.launch(lease.id, kernel)
         assert fake.named("pods") == [pod["metadata"]["name"], "jupyter-ada"]
-        pool._view.own = LeasePods()
+        backend_of(pool).view.own = LeasePods()
         await pool.launch(lease.id, command())
         assert f"gpu-pool-{lease.id}-2" in fake.named("pods")
 
 
 async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
-    pool: ClusterPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = 'pods "x" is forbidden: exceeded quota: students'
     fake.before_write = lambda method, kind: trouble(403, "Forbidden", words) if method == "POST" else None

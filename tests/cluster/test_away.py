@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import EndReason, Holder, Lease, LeaseState, NeverFits, parse_request
 from support.clusters import plain
 from support.fake_kubernetes import FakeKubernetes
-from support.kernel_pods import claim, cluster_pool, command, notebook, start
+from support.kernel_pods import backend_of, claim, cluster_pool, command, notebook, start
 from support.pools import eventually, key, until
 
 HUB = "hub"
@@ -35,11 +35,11 @@ def silent() -> dict[str, Any]:
     return found
 
 
-async def asked(pool: ClusterPool) -> Lease:
+async def asked(pool: Pool) -> Lease:
     return await pool.request(parse_request("2%"), Holder("ada"), key())
 
 
-async def until_away(pool: ClusterPool, *, away: bool) -> None:
+async def until_away(pool: Pool, *, away: bool) -> None:
     async def is_so() -> bool:
         (status,) = (await pool.status()).devices
         return status.drained is away
@@ -47,9 +47,7 @@ async def until_away(pool: ClusterPool, *, away: bool) -> None:
     await eventually(is_so)
 
 
-async def test_whoever_asks_meanwhile_waits_and_is_told_for_what(
-    pool: ClusterPool, fake: FakeKubernetes
-) -> None:
+async def test_whoever_asks_meanwhile_waits_and_is_told_for_what(pool: Pool, fake: FakeKubernetes) -> None:
     kernel = await start(pool, fake)
     held = await asked(pool)
     fake.put("nodes", silent())
@@ -103,26 +101,24 @@ async def test_who_waits_for_what_another_node_has_is_not_refused(
         assert waiting.state is LeaseState.WAITING
         fake.put("nodes", silent())
 
-        await until(lambda: pool._view.away == {"n1"})
-        await pool._refuse_the_hopeless()
-        assert pool._hopeless == {}
-        await until(lambda: not pool._view.away)
+        await until(lambda: backend_of(pool).view.away == {"n1"})
+        await pool.reconcile()
+        assert backend_of(pool)._hopeless == {}
+        await until(lambda: not backend_of(pool).view.away)
         on_n2 = next(each for each in leases if each.slices and each.slices[0].device.node == "n2")
         await pool.release(on_n2.id)
         assert (await pool.wait(waiting.id, 60)).state is LeaseState.HELD
 
 
 async def test_who_asks_as_soon_as_another_node_has_come_is_not_refused(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
-    for task in pool._following:  # as between two looks at what has changed
-        task.cancel()
     fake.remove("nodes", "n1")
-    await until(lambda: not pool._view.devices())
-    await pool._follow_once()
+    await until(lambda: not backend_of(pool).view.devices())
+    await pool.reconcile()
     with pytest.raises(NeverFits):
         await asked(pool)
     fake.put("nodes", shown("n2"))
-    await until(lambda: bool(pool._view.devices()))
+    await until(lambda: bool(backend_of(pool).view.devices()))
     assert await pool.forecast(parse_request("2%"), Holder("ada")) is None
     assert (await asked(pool)).slices[0].device.node == "n2"

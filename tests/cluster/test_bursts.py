@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import EndReason, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble
-from support.kernel_pods import command, held, running
+from support.kernel_pods import backend_of, command, held, running
 from support.pools import eventually, take, until
 
 
 async def test_of_many_requests_at_once_few_are_before_the_store(
-    pool: ClusterPool, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, now, most = pool._devices_for, 0, 0
+    look, now, most = pool.backend.adapt, 0, 0
 
     async def counted(*asked: Any) -> Any:
         nonlocal now, most
@@ -28,14 +28,14 @@ async def test_of_many_requests_at_once_few_are_before_the_store(
         now -= 1
         return found
 
-    monkeypatch.setattr(pool, "_devices_for", counted)
+    monkeypatch.setattr(pool.backend, "adapt", counted)
     leases = await asyncio.gather(*(take(pool, "2%", f"key-{number}") for number in range(80)))
     assert len(set(leases)) == 80
     assert most <= 32
 
 
 async def test_of_many_kernels_at_once_no_pod_waits_long_for_its_secret(
-    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_pool.cluster.placement_rate._AT_MOST", 0.0)  # nothing places them here
     leases = [await held(pool) for _ in range(40)]
@@ -49,7 +49,7 @@ async def test_of_many_kernels_at_once_no_pod_waits_long_for_its_secret(
 
 
 async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     fake.before_write = lambda *_: trouble(503, "ServiceUnavailable", "too many")
     lease = await held(pool)
@@ -66,7 +66,7 @@ async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
 
 
 async def test_many_kernels_that_are_evicted_at_once_take_few_looks_at_the_cluster(
-    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_pool.cluster.placement_rate._AT_MOST", 0.0)  # nothing places them here
     leases = [(await held(pool)).id for _ in range(40)]
@@ -75,13 +75,13 @@ async def test_many_kernels_that_are_evicted_at_once_take_few_looks_at_the_clust
         await pool.launch(lease, command())
         fake.run(pod)
         await running(pool, lease)
-    looks, others = [], pool._view.others
+    looks, others = [], backend_of(pool).view.others
 
     def counted(live: frozenset[str]) -> Any:
         looks.append(live)
         return others(live)
 
-    monkeypatch.setattr(pool._view, "others", counted)
+    monkeypatch.setattr(backend_of(pool).view, "others", counted)
     for pod in pods:
         fake.change("pods", pod, phase="Failed", reason="Evicted", message="The node was low on memory.")
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gpu_pool.cluster.api import ApiAway, connect
-from gpu_pool.cluster.pool import open_cluster
+from gpu_pool.cluster.backend import open_cluster
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.snapshot import take_snapshot
 from gpu_pool.courses import Courses

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import Failure, PodPhase
 from support.fake_kubernetes import FakeKubernetes
-from support.kernel_pods import cluster_pool, start, until_pod
+from support.kernel_pods import backend_of, cluster_pool, start, until_pod
 from support.pools import eventually
 
 HUB = "hub"
@@ -26,7 +26,7 @@ def fail(fake: FakeKubernetes, lease_id: str) -> None:
     fake.change("pods", f"gpu-pool-{lease_id}-1", phase="Failed", containerStatuses=statuses)
 
 
-async def failure_of(pool: ClusterPool, lease_id: str) -> Failure:
+async def failure_of(pool: Pool, lease_id: str) -> Failure:
     found: list[Failure] = []
 
     async def is_known() -> bool:
@@ -39,7 +39,7 @@ async def failure_of(pool: ClusterPool, lease_id: str) -> Failure:
 
 
 async def test_the_last_output_of_a_kernel_are_kept_with_its_lease_and_in_the_history(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease_id = await start(pool, fake)
     fail(fake, lease_id)
@@ -64,5 +64,5 @@ async def test_what_failed_while_no_service_was_there_is_kept_by_the_next(
         before = await failure_of(pool, lease_id)
         assert before.message == WORDS
     async with cluster_pool(store, config, HUB) as pool:
-        await asyncio.gather(*pool._kernels._tasks)
+        await asyncio.gather(*backend_of(pool).kernels._tasks)
         assert (await pool.get_lease(lease_id)).failure == before

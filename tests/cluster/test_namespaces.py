@@ -9,12 +9,12 @@ import pytest
 from traitlets import TraitError
 
 from gpu_pool.cluster.notebooks import in_any
-from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import LeaseGone, NotAllowed
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
-from support.kernel_pods import claim, cluster_pool, command, held, notebook, running, until_pod
+from support.kernel_pods import backend_of, claim, cluster_pool, command, held, notebook, running, until_pod
 from support.pools import until
 
 
@@ -29,14 +29,14 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
 
 
 @pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Pool]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     more = ["course-{course}"]
     async with cluster_pool(tmp_path / "store.db", config, "hub", more_namespaces=more) as pool:
         yield pool
 
 
-async def test_a_kernel_is_in_the_namespace_of_its_notebook(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_a_kernel_is_in_the_namespace_of_its_notebook(pool: Pool, fake: FakeKubernetes) -> None:
     for user, namespace in (("ada", "hub"), ("bob", "course-ml")):
         lease = await held(pool, user=user)
         await pool.launch(lease.id, command())
@@ -49,7 +49,7 @@ async def test_a_kernel_is_in_the_namespace_of_its_notebook(pool: ClusterPool, f
         await until(lambda name=name: name not in fake.named("pods"))  # type: ignore[misc]
 
 
-async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: Pool, fake: FakeKubernetes) -> None:
     lease = await held(pool, user="bob")
     await pool.launch(lease.id, command())
     fake.remove("pods", "jupyter-bob")
@@ -58,23 +58,23 @@ async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: ClusterPool, fake
     await until(lambda: fake.named("pods") == ["jupyter-ada", "jupyter-eve"])
 
 
-async def test_a_pod_of_another_namespace_is_nobodys_notebook(pool: ClusterPool) -> None:
+async def test_a_pod_of_another_namespace_is_nobodys_notebook(pool: Pool) -> None:
     lease = await held(pool, user="eve")
     with pytest.raises(NotAllowed, match=r"does not run in hub or course-\{course\}"):
         await pool.launch(lease.id, command())
 
 
 async def test_the_server_that_was_started_elsewhere_meanwhile_is_the_one(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     fake.put("pods", notebook("bob", "hub", node="n1"))
     ending = notebook("bob", "course-ml", node="n1")
     ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     fake.put("pods", ending)
-    await until(lambda: (found := pool._view.notebook("bob", "")) and found.namespace == "hub")
+    await until(lambda: (found := backend_of(pool).view.notebook("bob", "")) and found.namespace == "hub")
     fake.remove("pods", "jupyter-ada")  # what comes after it has been seen shows that it was, too
-    await until(lambda: pool._view.notebook("ada", "") is None)
-    found = pool._view.notebook("bob", "")
+    await until(lambda: backend_of(pool).view.notebook("ada", "") is None)
+    found = backend_of(pool).view.notebook("bob", "")
     assert found is not None
     assert found.namespace == "hub"
 

@@ -11,11 +11,11 @@ import pytest
 from gpu_pool.cluster import placement_rate
 from gpu_pool.cluster.dialects.hami import Hami
 from gpu_pool.cluster.placement_rate import is_placed
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import Lease, PoolUnreachable
 from support.clusters import plain
 from support.fake_kubernetes import FakeKubernetes, trouble
-from support.kernel_pods import cluster_pool, command, held
+from support.kernel_pods import backend_of, cluster_pool, command, held
 from support.pools import until
 
 HUB = "hub"
@@ -26,13 +26,13 @@ def pods(fake: FakeKubernetes) -> list[str]:
     return [name for name in fake.named("pods") if name != "jupyter-ada"]
 
 
-async def launching(pool: ClusterPool, count: int) -> tuple[list[Lease], list[asyncio.Task[object]]]:
+async def launching(pool: Pool, count: int) -> tuple[list[Lease], list[asyncio.Task[object]]]:
     leases = [await held(pool) for _ in range(count)]
     return leases, [asyncio.ensure_future(pool.launch(each.id, command())) for each in leases]
 
 
 async def test_the_next_pod_is_created_when_one_has_its_gpu(
-    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement_rate, "_AT_MOST", 600.0)
     _, tasks = await launching(pool, AT_ONCE + 2)
@@ -45,7 +45,7 @@ async def test_the_next_pod_is_created_when_one_has_its_gpu(
 
 
 async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
-    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement_rate, "_AT_MOST", 0.2)
     _, tasks = await launching(pool, 2 * AT_ONCE + 1)
@@ -54,7 +54,7 @@ async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
 
 
 async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(
-    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement_rate, "_WAIT_AT_MOST", 0.1)
     leases, tasks = await launching(pool, AT_ONCE + 1)
@@ -63,11 +63,11 @@ async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(
     with pytest.raises(PoolUnreachable, match="a few at a time.*Your slice is kept"):
         await pool.launch(late.id, command())
     fake.run(pods(fake)[0])
-    await until(lambda: len(pool._kernels._placement_rate._placing) < AT_ONCE)
+    await until(lambda: len(backend_of(pool).kernels._placement_rate._placing) < AT_ONCE)
     await pool.launch(late.id, command())
 
 
-async def test_what_is_refused_keeps_nobody_back(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_what_is_refused_keeps_nobody_back(pool: Pool, fake: FakeKubernetes) -> None:
     def refuse(method: str, _: str) -> Any:
         return trouble(403, "Forbidden", "exceeded quota") if method == "POST" else None
 

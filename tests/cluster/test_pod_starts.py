@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster import pod_starts
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import EndReason, LeaseGone, LeaseState, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble
-from support.kernel_pods import cluster_pool, command, held, running, running_no_more, until_pod
+from support.kernel_pods import backend_of, cluster_pool, command, held, running, running_no_more, until_pod
 from support.pools import until
 
 HUB = "hub"
@@ -25,7 +25,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pod_starts, name, seconds)
 
 
-async def launched(pool: ClusterPool) -> str:
+async def launched(pool: Pool) -> str:
     """Launch a kernel, and return its lease's id."""
     lease = await held(pool)
     await pool.launch(lease.id, command())
@@ -47,7 +47,7 @@ def creating(fake: FakeKubernetes, pod: str) -> None:
 
 
 async def test_what_events_say_is_told_to_the_student_in_words_and_to_the_log_as_it_is(
-    pool: ClusterPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await launched(pool)
     pod = f"gpu-pool-{lease}-1"
@@ -68,18 +68,18 @@ async def test_what_events_say_is_told_to_the_student_in_words_and_to_the_log_as
     assert (await running(pool, lease)).message == ""
 
 
-async def test_while_nothing_starts_no_event_is_asked_for(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_while_nothing_starts_no_event_is_asked_for(pool: Pool, fake: FakeKubernetes) -> None:
     lease = await launched(pool)
     fake.run(f"gpu-pool-{lease}-1")
     await running(pool, lease)
     looks: list[int] = []
-    pool._kernels.tell_starts = lambda *_: looks.append(fake.asked("LIST", "events"))  # type: ignore[method-assign]
+    backend_of(pool).kernels.tell_starts = lambda *_: looks.append(fake.asked("LIST", "events"))  # type: ignore[method-assign]
     await until(lambda: len(looks) > 3)
     assert looks[-1] == looks[1]
 
 
 async def test_without_the_right_to_read_events_kernels_start_all_the_same(
-    pool: ClusterPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(kind: str) -> Any:
         return trouble(403, "Forbidden", "events is forbidden") if kind == "events" else None
@@ -126,7 +126,7 @@ def refuse(fake: FakeKubernetes, pod: str) -> None:
 
 
 async def test_a_pod_that_its_machine_refuses_for_the_moment_is_made_again(
-    pool: ClusterPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await launched(pool)
     seen: list[str] = []
@@ -165,13 +165,13 @@ _REFUSED = {"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": "no r
 
 
 async def test_a_kernel_that_is_ended_while_its_pod_is_made_again_leaves_none(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease = await launched(pool)
 
     def ended_meanwhile(kind: str, made: dict[str, Any]) -> dict[str, Any]:
         if kind == "pods":
-            pool._kernels.end(lease)
+            backend_of(pool).kernels.end(lease)
         return made
 
     fake.webhook = ended_meanwhile

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_pool.caller import Caller
 from gpu_pool.cluster import pod_builder
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import (
     BadRequest,
     EndReason,
@@ -28,6 +28,7 @@ from gpu_pool_client import (
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import (
+    backend_of,
     claim,
     cluster_pool,
     command,
@@ -48,7 +49,7 @@ HUB = "hub"
 # -- GPUs ------------------------------------------------------------------
 
 
-async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them(pool: ClusterPool) -> None:
+async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them(pool: Pool) -> None:
     devices = [each.device for each in (await pool.status()).devices]
     assert [(each.node, each.uuid, each.memory_mib) for each in devices] == [
         ("n1", "GPU-n1-0", 32768),
@@ -62,7 +63,7 @@ async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them
     assert (await pool.get_lease(waiting[-1])).terms.in_pod
 
 
-async def test_what_others_have_is_not_granted(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_what_others_have_is_not_granted(pool: Pool, fake: FakeKubernetes) -> None:
     fake.put("pods", foreign("server", "n1"))
     await until_free(pool, 0, 1000)
     lease = await held(pool, "60%")
@@ -73,9 +74,7 @@ async def test_what_others_have_is_not_granted(pool: ClusterPool, fake: FakeKube
     assert (await pool.wait(waiting, 30)).slices[0].device.node == "n1"
 
 
-async def test_a_pod_that_waits_or_has_finished_holds_nothing(
-    pool: ClusterPool, fake: FakeKubernetes
-) -> None:
+async def test_a_pod_that_waits_or_has_finished_holds_nothing(pool: Pool, fake: FakeKubernetes) -> None:
     fake.put("pods", foreign("runs", "n1", milli=500))
     await until_free(pool, 500, 1000)
     fake.put("pods", foreign("waits", ""))
@@ -83,7 +82,7 @@ async def test_a_pod_that_waits_or_has_finished_holds_nothing(
     await until_free(pool, 1000, 1000)
 
 
-async def test_the_pods_of_leases_are_counted_once(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_the_pods_of_leases_are_counted_once(pool: Pool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     fake.put("nodes", hami("n3"))
     await until_free(pool, 980, 1000, 1000)
@@ -92,7 +91,7 @@ async def test_the_pods_of_leases_are_counted_once(pool: ClusterPool, fake: Fake
 
 
 async def test_a_cordoned_node_grants_nothing_more_and_keeps_what_it_has(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease = await held(pool)
     fake.put("nodes", _cordoned("n1"))
@@ -104,7 +103,7 @@ async def test_a_cordoned_node_grants_nothing_more_and_keeps_what_it_has(
 
 
 async def test_a_node_that_does_not_answer_for_a_moment_ends_nothing(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease = await start(pool, fake)
     fake.change("nodes", "n1", conditions=[{"type": "Ready", "status": "Unknown"}])
@@ -119,7 +118,7 @@ async def test_a_node_that_does_not_answer_for_a_moment_ends_nothing(
     assert (await pool.pod(lease)).message == ""
 
 
-async def test_a_node_that_is_gone_takes_its_kernels_along(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_a_node_that_is_gone_takes_its_kernels_along(pool: Pool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     fake.remove("nodes", "n1")
     with pytest.raises(LeaseGone, match="Its machine is gone"):
@@ -129,7 +128,7 @@ async def test_a_node_that_is_gone_takes_its_kernels_along(pool: ClusterPool, fa
 
 
 async def test_a_slice_whose_node_is_gone_is_gone_before_a_kernel_was_there(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease = await held(pool)
     fake.remove("nodes", "n1")
@@ -142,7 +141,7 @@ async def test_a_slice_whose_node_is_gone_is_gone_before_a_kernel_was_there(
     assert (ended.end_reason, ended.notice) == (EndReason.DEVICE_LOST, "Its machine is gone.")
 
 
-async def test_several_gpus_are_of_one_node(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_several_gpus_are_of_one_node(pool: Pool, fake: FakeKubernetes) -> None:
     with pytest.raises(NeverFits, match="no node has more than 1"):
         await held(pool, "2")
     fake.put("nodes", hami("n2", gpus=2))
@@ -152,7 +151,7 @@ async def test_several_gpus_are_of_one_node(pool: ClusterPool, fake: FakeKuberne
 
 
 async def test_steady_state_lists_nothing_and_a_grant_writes_two_objects(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lists = fake.asked("LIST", "pods"), fake.asked("LIST", "nodes")
     assert lists == (1, 1)
@@ -164,7 +163,7 @@ async def test_steady_state_lists_nothing_and_a_grant_writes_two_objects(
     assert (fake.asked("LIST", "pods"), fake.asked("LIST", "nodes")) == lists
 
 
-async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: Pool, fake: FakeKubernetes) -> None:
     fake.put("nodes", hami("n1", gpus=2))
     await until_free(pool, 1000, 1000, 1000)
     await held(pool, "1")
@@ -180,21 +179,21 @@ async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: ClusterPool, fake: 
 
 @pytest.mark.parametrize("refusal", [PoolUnreachable("The cluster is away."), NeverFits("No node has it.")])
 async def test_a_repeated_request_is_answered_whatever_the_cluster_has_for_a_new_one(
-    pool: ClusterPool, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, refusal: Exception
 ) -> None:
     lease_id = await take(pool, "50%", "key")
 
     async def refuse(*_: object) -> tuple[str, ...]:
         raise refusal
 
-    monkeypatch.setattr(pool, "_devices_for", refuse)
+    monkeypatch.setattr(pool.backend, "adapt", refuse)
     assert await take(pool, "50%", "key") == lease_id
     with pytest.raises(type(refusal)):
         await take(pool, "50%", "another")
     assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
-async def test_a_kernel_is_started_on_a_held_lease_alone(pool: ClusterPool) -> None:
+async def test_a_kernel_is_started_on_a_held_lease_alone(pool: Pool) -> None:
     lease = await held(pool, "1")
     await held(pool, "1")
     waiting = await take(pool, "1", "third")
@@ -208,7 +207,7 @@ async def test_a_kernel_is_started_on_a_held_lease_alone(pool: ClusterPool) -> N
             await asked
 
 
-async def test_whoever_has_no_server_here_gets_no_pod(pool: ClusterPool) -> None:
+async def test_whoever_has_no_server_here_gets_no_pod(pool: Pool) -> None:
     lease = await held(pool, user="bob")
     with pytest.raises(NotAllowed, match="default server of 'bob' does not run in hub"):
         await pool.launch(lease.id, command())
@@ -219,7 +218,7 @@ async def test_whoever_has_no_server_here_gets_no_pod(pool: ClusterPool) -> None
         )
 
 
-async def test_the_slice_of_a_kernel_stays_as_it_is(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_the_slice_of_a_kernel_stays_as_it_is(pool: Pool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     with pytest.raises(NotAllowed, match="cannot be lent"):
         await pool.park(lease)
@@ -230,16 +229,16 @@ async def test_the_slice_of_a_kernel_stays_as_it_is(pool: ClusterPool, fake: Fak
 
 
 async def test_a_lease_whose_kernel_is_launched_needs_no_process_here(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease = await start(pool, fake)
     assert (await pool.get_lease(lease)).process is not None
 
 
-async def test_a_home_on_one_node_is_where_its_kernels_are(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_a_home_on_one_node_is_where_its_kernels_are(pool: Pool, fake: FakeKubernetes) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("pods", notebook("bob", HUB, node="n2"))
-    await until(lambda: pool._view.notebook("bob", ""))
+    await until(lambda: backend_of(pool).view.notebook("bob", ""))
     lease = await held(pool, "60%", user="bob")
     assert lease.slices[0].device.node == "n2"
     waiting = await pool.request(parse_request("60%"), Holder("bob"), "second")
@@ -264,12 +263,12 @@ async def test_a_home_on_one_node_is_where_its_kernels_are(pool: ClusterPool, fa
     ],
 )
 async def test_a_home_is_where_its_claim_lets_it_be(
-    pool: ClusterPool, fake: FakeKubernetes, modes: list[str], anywhere: bool
+    pool: Pool, fake: FakeKubernetes, modes: list[str], anywhere: bool
 ) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB) | {"spec": {"accessModes": modes}})
     fake.put("nodes", hami("n3", gpus=0))
     fake.put("pods", notebook("bob", HUB, node="n3"))
-    await until(lambda: pool._view.notebook("bob", ""))
+    await until(lambda: backend_of(pool).view.notebook("bob", ""))
     if anywhere:
         assert (await held(pool, user="bob")).slices[0].device.node == "n1"
         return
@@ -278,12 +277,12 @@ async def test_a_home_is_where_its_claim_lets_it_be(
 
 
 async def test_a_claim_that_is_made_anew_counts_as_it_is_now(
-    pool: ClusterPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("nodes", hami("n3", gpus=0))
     fake.put("pods", notebook("bob", HUB, node="n3"))
-    await until(lambda: pool._view.notebook("bob", ""))
+    await until(lambda: backend_of(pool).view.notebook("bob", ""))
     with pytest.raises(NotAllowed, match="one machine at a time"):
         await held(pool, user="bob")
     fake.remove("persistentvolumeclaims", "claim-bob")
@@ -294,17 +293,17 @@ async def test_a_claim_that_is_made_anew_counts_as_it_is_now(
 
 
 async def test_a_home_for_one_pod_is_refused_before_a_pod_would_wait_for_ever(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOncePod"))
     fake.put("pods", notebook("bob", HUB, node="n1"))
-    await until(lambda: pool._view.notebook("bob", ""))
+    await until(lambda: backend_of(pool).view.notebook("bob", ""))
     with pytest.raises(NotAllowed, match="by one pod at a time .ReadWriteOncePod."):
         await held(pool, user="bob")
     assert [each for each in fake.named("pods") if each.startswith("gpu-pool")] == []
 
 
-async def test_a_server_that_is_stopped_ends_its_kernels(pool: ClusterPool, fake: FakeKubernetes) -> None:
+async def test_a_server_that_is_stopped_ends_its_kernels(pool: Pool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     fake.remove("pods", "jupyter-ada")
     with pytest.raises(LeaseGone, match="Your notebook server was stopped"):
@@ -314,7 +313,7 @@ async def test_a_server_that_is_stopped_ends_its_kernels(pool: ClusterPool, fake
 
 
 async def test_the_pods_of_another_pool_are_left_alone(
-    pool: ClusterPool, fake: FakeKubernetes, tmp_path: Path
+    pool: Pool, fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     lease = await start(pool, fake)
     config = tmp_path / "kubeconfig"
@@ -324,7 +323,7 @@ async def test_the_pods_of_another_pool_are_left_alone(
     assert fake.asked("DELETE", "pods") == 0
 
 
-async def until_drained(pool: ClusterPool, node: str, *, drained: bool) -> None:
+async def until_drained(pool: Pool, node: str, *, drained: bool) -> None:
     async def is_so() -> bool:
         return {s.drained for s in (await pool.status()).devices if s.device.node == node} == {drained}
 
@@ -338,7 +337,7 @@ def _cordoned(name: str) -> dict[str, Any]:
 
 
 async def test_what_the_cluster_rounds_up_is_counted_as_it_is_granted(
-    pool: ClusterPool, fake: FakeKubernetes
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
     lease = await held(pool, "2.5%")
     assert str(lease.request) == "3%"

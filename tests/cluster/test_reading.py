@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool.service.metrics import Metrics
 from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, parse_request
 from support.fake_kubernetes import FakeKubernetes
@@ -21,7 +21,7 @@ __all__ = ["no_passes"]
 
 @pytest.mark.usefixtures("no_passes")
 async def test_looking_at_a_pool_ends_no_kernel_and_grants_nothing(
-    pool: ClusterPool, fake: FakeKubernetes, tmp_path: Path
+    pool: Pool, fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     lease = await start(pool, fake)
     waits = await take(pool, "1", "waits")

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_pool.caller import Caller, Peer
 from gpu_pool.devices.simulated import parse_devices
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.pool.pool import Pool as ThePool
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.served_pool import ServedPool
@@ -23,6 +23,7 @@ from support.fake_kubernetes import fake_kubernetes
 from support.hub import ADMIN, Hub, hub, serving_hub
 from support.kernel_pods import CARD, cluster_children, serving_cluster
 from support.pools import embedded
+from support.racks import open_racks
 from support.service import DEVICES, ForkServer, children, serving
 
 __all__ = ["children", "cluster_children", "hub"]
@@ -39,7 +40,7 @@ _OF_PROCESSES_SEEN = {
 }
 
 
-@pytest.fixture(params=["embedded", "caller", "unix", "http", "kubernetes"])
+@pytest.fixture(params=["embedded", "caller", "racks", "unix", "http", "kubernetes"])
 def backend(request: pytest.FixtureRequest) -> str:
     """What is behind the pool."""
     found: str = request.param
@@ -77,6 +78,8 @@ async def pool(
         elif backend == "caller":
             inner = embedded(tmp_path / "store.db", device, courses={"cs101": {}})
             opened = await _for_caller(stack, await stack.enter_async_context(inner))
+        elif backend == "racks":
+            opened = open_racks(f"racks:{tmp_path}/store.db")
         elif backend == "kubernetes":
             opened = connect(await _cluster(request, stack, tmp_path))
         elif backend == "http":
@@ -92,7 +95,7 @@ async def pool(
         yield await stack.enter_async_context(opened)
 
 
-async def _for_caller(stack: AsyncExitStack, pool: EmbeddedPool) -> Pool:
+async def _for_caller(stack: AsyncExitStack, pool: ThePool) -> Pool:
     """Return a pool as an administrator sees it who has connected to its socket."""
     log = logging.getLogger(__name__)
     heartbeats = Heartbeats(60.0, log)

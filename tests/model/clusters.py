@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gpu_pool.clock import Clock
+from gpu_pool.cluster.backend import ClusterBackend
 from gpu_pool.cluster.dialects import AUTO, Cluster, DialectOptions, choose, counted_as
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
+from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, NeverFits, SliceRequest
 from model.grounds import ME, Socket, serving_still
 from model.reference import Reference
-from model.still import Still
+from model.still import Clocks, stand_still
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import claim, notebook
@@ -42,12 +46,10 @@ class ClusterReference(Reference):
         return counted_as(request, dialect)
 
 
-class StillCluster(Still, ClusterPool):
-    """A pool over a cluster, with the clocks that the folder of its store names."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._stand_still()
+def still_cluster(path: Path, backend: ClusterBackend, settings: PoolSettings, _: Clock) -> Pool:
+    """Return a pool over a cluster, with the clocks that the folder of its store names."""
+    clock = Clocks(path.with_name("clocks")).clock()
+    return stand_still(Pool(path, backend, settings, clock), clock)
 
 
 class ClusterGround(Socket):
@@ -66,7 +68,7 @@ class ClusterGround(Socket):
         self.fake = FakeKubernetes()
         self.run(self.fake.start())
         self.service.prelude = serving_still(
-            "gpu_pool.cluster.pool", "ClusterPool", "model.clusters", "StillCluster"
+            "gpu_pool.cluster.backend", "Pool", "model.clusters", "still_cluster"
         )
         self.service.arguments = ("--kubernetes",)
         self.service.environment = {"KUBECONFIG": str(self.fake.kubeconfig(self.folder / "kubeconfig"))}

@@ -29,7 +29,7 @@ from gpu_pool.settings import PoolSettings
 from gpu_pool.store import device_table
 from gpu_pool_client import Device, Pool, Process, connect
 from model.scenery import DEVICES
-from model.still import Clocks, StillPool
+from model.still import Clocks, still_pool
 from support.hub import ADMIN, Hub, url
 from support.service import ForkServer, Service
 
@@ -193,7 +193,7 @@ class Embedded(Ground):
         self._pool: Pool | None = None
 
     async def open(self) -> Pool:
-        self._pool = StillPool(self.store, PoolSettings(**self.settings()))
+        self._pool = still_pool(self.store, PoolSettings(**self.settings()))
         return self._pool
 
     async def crash(self) -> None:
@@ -202,8 +202,8 @@ class Embedded(Ground):
         await self._pool.close()
 
     def asking(self) -> str:
-        opened = f"StillPool(Path({str(self.store)!r}), PoolSettings(**{self.settings()!r}))"
-        return f"from model.still import Path, PoolSettings, StillPool; pool = {opened}"
+        opened = f"still_pool(Path({str(self.store)!r}), PoolSettings(**{self.settings()!r}))"
+        return f"from model.still import Path, PoolSettings, still_pool; pool = {opened}"
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -230,7 +230,7 @@ class Socket(Ground):
 
     def __init__(self, children: ForkServer) -> None:
         super().__init__(children)
-        prelude = serving_still("gpu_pool.service.app", "EmbeddedPool", "model.still", "StillPool")
+        prelude = serving_still("gpu_pool.service.app", "local_pool", "model.still", "still_pool")
         self.service = Service(children, self.folder, prelude=prelude)
 
     def configuration(self) -> str:

@@ -10,7 +10,8 @@ from typing import Final
 
 from gpu_pool.clock import Clock
 from gpu_pool.devices import Inventory
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.backend import LocalBackend
+from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import device_table
 from gpu_pool_client import Device, PoolStatus
@@ -43,32 +44,28 @@ class Clocks:
         return Clock(lambda: self.read()[0], lambda: self.read()[1])
 
 
-class Still(EmbeddedPool):
-    """A pool with the clocks that the folder of its store names."""
+def stand_still(pool: Pool, clock: Clock) -> Pool:
+    """Let a pool's courses go by that clock; what is over has been ended whenever its status is told."""
+    assert pool._course_admission is not None
+    assert pool._course_admission._folder is not None
+    pool._course_admission._folder._clock = clock
+    status = pool.status
 
-    _clock: Clock
+    async def after_a_pass() -> PoolStatus:
+        await pool.reconcile()
+        return await status()
 
-    def _stand_still(self) -> None:
-        self._clock = Clocks(self._path.with_name("clocks")).clock()
-        assert self._course_admission is not None
-        assert self._course_admission._folder is not None
-        self._course_admission._folder._clock = self._clock
-
-    async def status(self) -> PoolStatus:
-        """See there; what is over has been ended, and the queue served, when it returns."""
-        await self.reconcile()
-        return await super().status()
+    pool.status = after_a_pass  # type: ignore[method-assign]
+    return pool
 
 
-class StillPool(Still):
-    """An embedded pool that also has the devices that the folder of its store names."""
-
-    def __init__(self, path: Path, settings: PoolSettings, *, owner: bool = False) -> None:
-        named = path.with_name("devices.json")
-        super().__init__(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
-        self._stand_still()
-        # No card is behind these devices that could be watched over.
-        self._enforcer._watch_over = lambda: None  # type: ignore[method-assign]
+def still_pool(path: Path, settings: PoolSettings, *, owner: bool = False) -> Pool:
+    """Return an embedded pool that also has the devices that the folder of its store names."""
+    named, clock = path.with_name("devices.json"), Clocks(path.with_name("clocks")).clock()
+    backend = LocalBackend(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
+    # No card is behind these devices that could be watched over.
+    backend.enforcer._watch_over = lambda: None  # type: ignore[method-assign]
+    return stand_still(Pool(path, backend, settings, clock), clock)
 
 
 def _read_devices(path: Path) -> tuple[Device, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.devices import Inventory
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
 from gpu_pool.store import requests
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices, StoreUnusable
@@ -29,7 +29,7 @@ async def devices(path: Path, *seen: Device) -> list[Device]:
 
 async def test_a_process_that_sees_no_device_takes_none_away(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    async with embedded(path) as first, EmbeddedPool(path, find_devices=lambda: Inventory((), "")) as second:
+    async with embedded(path) as first, local_pool(path, find_devices=lambda: Inventory((), "")) as second:
         await first.status()
         assert len((await second.status()).devices) == 1
         assert (await second.get_lease(await take(second, "1", "key"))).state is LeaseState.HELD
@@ -127,10 +127,10 @@ async def test_a_service_does_not_start_on_what_others_hold_of_simulated_devices
     path = tmp_path / "store.db"
     async with embedded(path, device(0)) as pool:
         await take(pool, "2%", "key")
-    service = EmbeddedPool(path, find_devices=lambda: Inventory((real(2),), ""), owner=True)
-    async with service:
-        with pytest.raises(OtherDevices, match="gpu-pool release ID"):
-            await service.status()
+    service = local_pool(path, find_devices=lambda: Inventory((real(2),), ""), owner=True)
+    with pytest.raises(OtherDevices, match="gpu-pool release ID"):
+        async with service:
+            pass
 
 
 @pytest.mark.parametrize("seen", [(real(2),), ()], ids=["a real GPU", "none"])
@@ -142,7 +142,7 @@ async def test_leases_of_processes_that_are_gone_keep_no_simulated_device(
         async with embedded(path, device(0)) as pool:
             await pool.attach(await take(pool, "2%", "key"), identity(process))
     # As after a crash or a reboot: nobody has looked since.
-    async with EmbeddedPool(path, find_devices=lambda: Inventory(seen, "")) as later:
+    async with local_pool(path, find_devices=lambda: Inventory(seen, "")) as later:
         status = await later.status()
     assert (tuple(each.device for each in status.devices), status.leases) == (seen, ())
 
@@ -164,7 +164,7 @@ async def test_simulated_devices_are_forgotten_when_nobody_uses_them_any_more(tm
 
 async def devices_without_gpu(path: Path) -> list[Device]:
     """Return the pool's devices after a process that sees none has opened it."""
-    async with EmbeddedPool(path, find_devices=lambda: Inventory((), "")) as pool:
+    async with local_pool(path, find_devices=lambda: Inventory((), "")) as pool:
         return [each.device for each in (await pool.status()).devices]
 
 
@@ -189,9 +189,9 @@ THREE = real(0), real(1), real(2)
 
 async def test_a_process_has_only_devices_that_it_was_given_whoever_grants_them(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    first = EmbeddedPool(path, find_devices=given(real(0), of=THREE))
-    second = EmbeddedPool(path, find_devices=given(real(1), of=THREE))
-    async with first, second, EmbeddedPool(path, find_devices=given(of=THREE)) as nobody:
+    first = local_pool(path, find_devices=given(real(0), of=THREE))
+    second = local_pool(path, find_devices=given(real(1), of=THREE))
+    async with first, second, local_pool(path, find_devices=given(of=THREE)) as nobody:
         mine = await take(first, "1", "mine")
         theirs = await take(second, "1", "theirs")
         assert (await first.get_lease(mine)).slices[0].device == real(0)
@@ -215,8 +215,8 @@ async def test_a_process_has_only_devices_that_it_was_given_whoever_grants_them(
 async def test_processes_of_one_user_that_are_shown_different_gpus_take_none_away(tmp_path: Path) -> None:
     """Two jobs on one machine, whose driver shows each its own GPU alone."""
     path = tmp_path / "store.db"
-    first = EmbeddedPool(path, find_devices=lambda: Inventory((real(0),), "test", gpus=(real(0).uuid,)))
-    second = EmbeddedPool(path, find_devices=lambda: Inventory((real(1),), "test", gpus=(real(1).uuid,)))
+    first = local_pool(path, find_devices=lambda: Inventory((real(0),), "test", gpus=(real(0).uuid,)))
+    second = local_pool(path, find_devices=lambda: Inventory((real(1),), "test", gpus=(real(1).uuid,)))
     async with first, second:
         await first.status()
         await second.status()
@@ -227,8 +227,8 @@ async def test_processes_of_one_user_that_are_shown_different_gpus_take_none_awa
 
 async def test_what_others_were_given_is_there_for_whoever_is_not_limited(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    everything = EmbeddedPool(path, find_devices=lambda: Inventory(THREE, "", gpus=tuple(map(uuid, THREE))))
-    async with everything, EmbeddedPool(path, find_devices=given(real(1), of=THREE)) as limited:
+    everything = local_pool(path, find_devices=lambda: Inventory(THREE, "", gpus=tuple(map(uuid, THREE))))
+    async with everything, local_pool(path, find_devices=given(real(1), of=THREE)) as limited:
         await everything.status()
         await limited.status()
         assert [each.device for each in (await everything.status()).devices] == list(THREE)
@@ -237,9 +237,9 @@ async def test_what_others_were_given_is_there_for_whoever_is_not_limited(tmp_pa
 
 async def test_a_service_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    async with EmbeddedPool(path, find_devices=lambda: Inventory(THREE, "test"), owner=True) as before:
+    async with local_pool(path, find_devices=lambda: Inventory(THREE, "test"), owner=True) as before:
         await before.status()
-    async with EmbeddedPool(path, find_devices=given(real(1), of=THREE), owner=True) as service:
+    async with local_pool(path, find_devices=given(real(1), of=THREE), owner=True) as service:
         assert [each.device for each in (await service.status()).devices] == [real(1)]
         assert service.device_problems == ("A problem.", "A way.")
 

@@ -27,7 +27,7 @@ import pynvml
 
 from gpu_pool.devices import Inventory
 from gpu_pool.devices.sampling import FIRST_NAMESPACE, ProcessSample, ProcessSampler, ProcessUse
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
 from gpu_pool.enforcement import Isolation, Tier, TierFailed
 from gpu_pool.enforcement.hami_core import HamiTier
 from gpu_pool.enforcement.mps import MpsTier
@@ -99,7 +99,7 @@ class SharedDevice:
         self._is_open = False
         isolation = Isolation(lambda _: (self.tier,))
         found = Inventory((device,), "for tests")
-        self.pool = EmbeddedPool(self.store, self.settings, lambda: found, isolation)
+        self.pool = local_pool(self.store, self.settings, lambda: found, isolation)
         self._occupants: list[Occupant] = []
 
     def take(self, size: str, *, caps: bool = True) -> Occupant:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import zmq
 
-from gpu_pool.cluster.pool import ClusterPool, open_cluster
+from gpu_pool.cluster.backend import ClusterBackend, open_cluster
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import Courses
+from gpu_pool.pool.pool import Pool as ThePool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
     Device,
@@ -106,7 +107,7 @@ def volume(name: str, namespace: str, *modes: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def cluster_children() -> Iterator[ForkServer]:
     """Where services of clusters come from: what they import takes a second and more."""
-    children = ForkServer("import gpu_pool.cluster.pool")
+    children = ForkServer("import gpu_pool.cluster.backend")
     yield children
     children.close()
 
@@ -131,7 +132,7 @@ async def cluster_pool(
     courses: Courses | None = None,
     named: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> AsyncIterator[ClusterPool]:
+) -> AsyncIterator[ThePool]:
     """Serve a cluster within this process.
 
     ``courses`` are those of files, ``named`` those of ``c.PoolSettings.courses``.
@@ -142,6 +143,12 @@ async def cluster_pool(
     pool = await open_cluster(path, PoolSettings(courses=dict(named or {})), kubernetes, lambda: told, log)
     async with pool:
         yield pool
+
+
+def backend_of(pool: ThePool) -> ClusterBackend:
+    """Return the cluster behind a pool."""
+    assert isinstance(pool.backend, ClusterBackend)
+    return pool.backend
 
 
 async def launched(pool: Pool, lease_id: str, kernel: KernelCommand) -> KernelPod:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_pool.cluster.pool import ClusterPool, open_cluster
+from gpu_pool.cluster.backend import open_cluster
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import Courses
+from gpu_pool.pool.pool import Pool
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.settings import PoolSettings
@@ -32,7 +33,7 @@ from gpu_pool_client import Holder, PodPhase, parse_request
 from support.api_server import Account, api_serving
 from support.clusters import hami
 from support.control_plane import Cluster, scheduling_and_controlling, write_kubeconfig
-from support.kernel_pods import command, launched, notebook, until_pod, volume
+from support.kernel_pods import backend_of, command, launched, notebook, until_pod, volume
 
 NAMESPACE = "jupyterhub"
 GPUS = 8
@@ -120,7 +121,7 @@ def _fill(cluster: Cluster, users: int) -> None:
 
 
 @asynccontextmanager
-async def pool_of(school: School, store: Path) -> AsyncIterator[ClusterPool]:
+async def pool_of(school: School, store: Path) -> AsyncIterator[Pool]:
     """Serve the school's cluster within this process, with the service's own loop over its leases."""
     settings = PoolSettings(max_waiting=100_000)
     # A node has as much memory as four hundred such kernels need.
@@ -136,7 +137,7 @@ async def pool_of(school: School, store: Path) -> AsyncIterator[ClusterPool]:
                 await looking
 
 
-async def kernel(pool: ClusterPool, user: str, key: str) -> tuple[str, Times]:
+async def kernel(pool: Pool, user: str, key: str) -> tuple[str, Times]:
     """Ask for a slice, start a kernel on it, and wait until it runs, as a notebook server does."""
     asked = time.monotonic()
     lease = await pool.request(SIZE, Holder(user), key)
@@ -149,18 +150,18 @@ async def kernel(pool: ClusterPool, user: str, key: str) -> tuple[str, Times]:
     return lease.id, Times(asked, granted, handed_over, time.monotonic())
 
 
-async def burst(pool: ClusterPool, school: School, count: int, name: str) -> dict[str, Times]:
+async def burst(pool: Pool, school: School, count: int, name: str) -> dict[str, Times]:
     """Ask for so many kernels at once; return when each was where, by its lease, once all run."""
     asked = (kernel(pool, f"user-{n % school.users}", f"{name}-{n}") for n in range(count))
     return dict(await asyncio.gather(*asked))
 
 
-async def end_all(pool: ClusterPool, leases: Collection[str]) -> None:
+async def end_all(pool: Pool, leases: Collection[str]) -> None:
     """End these kernels, and wait until the cluster has none of them."""
     every = list(leases)
     for number in range(0, len(every), 100):
         await asyncio.gather(*(pool.release(lease) for lease in every[number : number + 100]))
     end = time.monotonic() + 1_800
-    while pool._view.own.leases():
-        assert time.monotonic() < end, f"{len(pool._view.own.leases())} leases have pods still"
+    while backend_of(pool).view.own.leases():
+        assert time.monotonic() < end, f"{len(backend_of(pool).view.own.leases())} leases have pods still"
         await asyncio.sleep(0.2)

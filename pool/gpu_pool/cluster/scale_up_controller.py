@@ -52,6 +52,9 @@ _NOTHING: Final = AutoscalerAnswer.NOTHING, ""
 class ScaleUpController:
     """Keeps as many placeholders as nodes are needed. Used in one event loop."""
 
+    #: Where the leases are; set before it runs.
+    store: StoreThread
+
     def __init__(
         self,
         api: Api,
@@ -59,11 +62,10 @@ class ScaleUpController:
         view: ClusterView,
         settings: KubernetesSettings,
         rules: Rules,
-        store: StoreThread,
         log: logging.Logger,
     ) -> None:
         self._api, self._writer, self._view, self._settings = api, writer, view, settings
-        self._rules, self._store, self._log = rules, store, log
+        self._rules, self._log = rules, log
         self._groups = {group.name: group for group in view.groups}
         self._demand = Demand()
         #: What the autoscaler last said, by the uid of a placeholder.
@@ -91,7 +93,7 @@ class ScaleUpController:
 
     async def look(self) -> None:
         """Ask for the nodes that are needed now, and for no others."""
-        line = await self._store.run(LeaseStore.queue_head, _FOREMOST)
+        line = await self.store.run(LeaseStore.queue_head, _FOREMOST)
         self._demand = demand(line, self._growable(), self._rules)
         for group in self._groups.values():
             wanted = [request for name, request in self._demand.nodes if name == group.name]
@@ -190,10 +192,10 @@ class ScaleUpController:
             self._come.add(pod["metadata"]["uid"])
             took = _age(pod)
             self._log.info("A node of %s came after %.0f s", ascii(group.name), took)
-            await self._store.run(LeaseStore.add_node_start, group.name, took)
+            await self.store.run(LeaseStore.add_node_start, group.name, took)
         # Those too whose node came while no service looked.
         self._come |= {pod["metadata"]["uid"] for pod in asking if _node_of(pod) in working}
-        known = await self._store.run(LeaseStore.node_starts, group.name)
+        known = await self.store.run(LeaseStore.node_starts, group.name)
         self._usual[group.name] = usual(known, group.usual)
 
     async def _listen(self) -> None:

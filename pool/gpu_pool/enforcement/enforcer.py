@@ -37,11 +37,11 @@ class Enforcer:
     that it keeps itself.
     """
 
-    def __init__(
-        self, path: Path, settings: PoolSettings, isolation: Isolation, store: StoreThread, *, owner: bool
-    ) -> None:
+    #: Where the leases are; set before anything is enforced.
+    store: StoreThread
+
+    def __init__(self, path: Path, settings: PoolSettings, isolation: Isolation, *, owner: bool) -> None:
         self._isolation = isolation
-        self._store = store
         self._memory = ParkedMemory(path, settings, isolation)
         self._tiers = Worker("gpu-pool-tiers")
         self._path = path
@@ -71,8 +71,7 @@ class Enforcer:
         lease = self._isolation.state(lease)
         if self._settings.device_names == INDEX and lease.state is LeaseState.HELD:
             lease = with_indices(lease, self._isolation)
-        is_watched = self._owner or self._isolation.in_pods
-        if is_watched or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
+        if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
             return replace(lease, terms=replace(lease.terms, revocable=True))
         return lease
 
@@ -81,18 +80,11 @@ class Enforcer:
         if lease.state is not LeaseState.HELD:
             return lease
         if self._isolation.acts and self._isolation.must_open(lease):
-            opened, others = self._isolation.opened(), await self._store.run(held)
+            opened, others = self._isolation.opened(), await self.store.run(held)
             await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others, opened))
-        if not (lease.simulated or self._isolation.in_pods):
+        if not lease.simulated:
             self._watch_over()
         return self.state(lease)
-
-    async def hand_back(self, lease: Lease) -> Lease:
-        """Hand out a lease that may have been parked: with what it keeps on its devices, if it is held."""
-        lease = await self.hand_out(lease)
-        if lease.state is LeaseState.HELD:
-            await self._unless_lost(lease.id, self._memory.move_back(lease.id))
-        return lease
 
     async def attach(self, lease: Lease, process: Process) -> None:
         """Hold a process of the lease, and whatever it starts, to its limits."""
@@ -103,39 +95,24 @@ class Enforcer:
         """Whether it can be tried to move what a lease keeps off its devices."""
         return await self._memory.is_movable(lease)
 
-    async def park(self, lease: Lease) -> Lease:
-        """Move what a lease keeps off its devices, and park it. Raises ``NotAllowed`` where it stays."""
-        await self._unless_lost(lease.id, self._memory.move_out(lease))
-        try:
-            return await self._store.run(LeaseStore.park, lease.id)
-        except BaseException:
-            await self._unless_lost(lease.id, self._memory.move_back(lease.id))
-            raise
-
-    def keeps_state(self, lease: Lease) -> bool:
+    def keeps(self, lease: Lease) -> bool:
         """Whether something was moved off a parked lease's devices, and must go back to the same."""
         return self._memory.holds(lease.id)
 
-    async def bind(self) -> bool:
-        """Enforce what is held and not enforced yet, as far as this process is the one to do it.
+    async def suspend(self, lease: Lease) -> None:
+        """Move what a lease keeps off its devices. Raises ``NotAllowed`` where it stays."""
+        await self._unless_lost(lease.id, self._memory.move_out(lease))
 
-        Return whether there was any. What cannot be enforced is ended.
-        """
-        watches = self._owner and not self._isolation.in_pods and not self._watchdog_claim.locked()
-        if not (self._isolation.acts or watches):
-            return False
-        bound = False
-        for lease in filter(_all if self._owner else _kept_here, await self._store.run(held)):
-            bound = bound or self._isolation.must_open(lease)
-            with contextlib.suppress(PoolUnreachable):
-                await self.hand_out(lease)
-        return bound
+    async def restore(self, lease: Lease) -> None:
+        """Move back to its devices what was moved off them, if anything was."""
+        await self._unless_lost(lease.id, self._memory.move_back(lease.id))
 
-    async def settle(self) -> None:
-        """Enforce no more what is not held any more."""
+    async def settle(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
+        """Enforce no more what is not held any more; ``living`` reads what is."""
         if not self._isolation.acts:
             return
-        opened, leases = self._isolation.opened(), await self._store.run(held)
+        opened = self._isolation.opened()
+        leases = [lease for lease in await living() if lease.state is LeaseState.HELD]
         await self._on_tiers(lambda: self._isolation.settle(leases, opened))
         now = time.monotonic()
         if now >= self._tended + _TEND_EVERY:
@@ -145,7 +122,7 @@ class Enforcer:
     async def _tend(self) -> None:
         told = await self._on_tiers(self._isolation.tend)
         for lease_id, words in told.items():
-            await self._store.run(LeaseStore.set_notice, lease_id, words)
+            await self.store.run(LeaseStore.set_notice, lease_id, words)
 
     async def close(self) -> None:
         """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""
@@ -153,7 +130,7 @@ class Enforcer:
             await asyncio.to_thread(self._watchdog.stop)
         if self._isolation.acts:
             with contextlib.suppress(PoolUnreachable):
-                await self._leave(self._isolation.opened(), await self._store.run(held))
+                await self._leave(self._isolation.opened(), await self.store.run(held))
         self._tiers.stop()
         self._memory.stop()
 
@@ -212,8 +189,8 @@ class Enforcer:
             raise gone(await self._end(lease_id, EndReason.NOT_RESTORED)) from None
 
     async def _end(self, lease_id: str, reason: EndReason) -> Lease:
-        await self._store.run(LeaseStore.release, lease_id, reason, asked=False)
-        return await self._store.run(LeaseStore.lease, lease_id)
+        await self.store.run(LeaseStore.release, lease_id, reason, asked=False)
+        return await self.store.run(LeaseStore.lease, lease_id)
 
 
 def held(lease_store: LeaseStore) -> list[Lease]:

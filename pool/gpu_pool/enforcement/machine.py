@@ -10,7 +10,7 @@ import os
 import pwd
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Final
 
 from gpu_pool import plugins
 from gpu_pool.enforcement.mps import programs
@@ -37,9 +37,6 @@ class Isolation:
     :meth:`adapt` was not told of, such as those that have gone. :meth:`state` and
     :meth:`must_open` may be called by any thread, everything else by one.
     """
-
-    #: Whether leases are enforced in pods that the pool starts, on other machines than this one.
-    in_pods: ClassVar[bool] = False
 
     def __init__(self, candidates: Callable[[Device], Sequence[Tier]], otherwise: Tier = _COUNTED) -> None:
         self._candidates = candidates

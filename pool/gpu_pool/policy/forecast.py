@@ -49,6 +49,14 @@ class HoldingTime:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class ForecastInput:
+    """What expected waits are worked out from."""
+
+    now: Situation
+    holding_times: Sequence[HoldingTime]
+
+
 def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -> str:
     """Say in a few sentences why this waiter waits: what it needs, what is free, what is kept for whom.
 

@@ -15,7 +15,7 @@ from pydantic.json_schema import JsonSchemaMode
 from tornado.web import Application
 
 from gpu_pool.courses import CourseFolder, Courses
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool.service import handlers
 from gpu_pool.service.callers import Identify
 from gpu_pool.service.connections import Network
@@ -221,7 +221,7 @@ def _content(schema: Mapping[str, Any], kind: str = "application/json") -> dict[
 class ApiOptions:
     """What all applications of one service share."""
 
-    pool: EmbeddedPool
+    pool: Pool
     served: ServedPool
     changes: LeaseChanges
     in_flight: InFlightRequests

@@ -132,7 +132,7 @@ class _Question:
 
 
 class HubIdentity:
-    """Knows callers by their token. ``boot`` is that of their leases, see ``OpenedPool.boot``."""
+    """Knows callers by their token. ``boot`` is that of their leases, see ``Pool.boot``."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from gpu_pool.caller import Caller
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.pool.pool import Pool as ThePool
 from gpu_pool.service.callers import course_asked_for, verify_process
 from gpu_pool.service.decisions import CallLimits, Costs, DecisionLog
 from gpu_pool.service.health import Health
@@ -68,7 +68,7 @@ class ServedPool:
 
     def __init__(
         self,
-        pool: EmbeddedPool,
+        pool: ThePool,
         changes: LeaseChanges,
         heartbeats: Heartbeats,
         log: logging.Logger,

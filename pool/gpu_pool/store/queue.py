@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from gpu_pool.clock import Clock
-from gpu_pool.embedded.expected_waits import ForecastInput
 from gpu_pool.policy import forecast as forecasting
 from gpu_pool.policy import placement, queue
+from gpu_pool.policy.forecast import ForecastInput
 from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Sharing

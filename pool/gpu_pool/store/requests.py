@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpu_pool.audit import audit_log
 from gpu_pool.clock import Clock
-from gpu_pool.embedded.expected_waits import ForecastInput
 from gpu_pool.names import checked_name
 from gpu_pool.policy import admission, placement, quotas
+from gpu_pool.policy.forecast import ForecastInput
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import reclaim
 from gpu_pool.store.database import Database

@@ -31,7 +31,7 @@ from gpu_pool_client import (
 from support.charts import find_helm, rendered_chart
 from support.clusters import everything, hami
 from support.control_plane import ASSETS, Cluster
-from support.kernel_pods import cluster_pool, command, held, notebook, running, volume
+from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, running, volume
 from support.kube_examples import CLUSTER_WIDE, copied, kubeconfig_of, rendered, secret
 from support.pools import until
 from support.reachability import METADATA
@@ -420,7 +420,7 @@ async def test_a_kernel_lives_under_it_and_says_what_a_webhook_has_added(
     cluster.apply(*home, notebook("ada", kept.name), namespace=kept.name)
     config = kubeconfig_of(cluster, "gpu-pool", kept.name, folder / "config")
     async with cluster_pool(folder / "store.db", config, kept.name) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         await pool.launch(lease.id, command())
         await running(pool, lease.id)
@@ -449,4 +449,4 @@ async def test_a_kernel_lives_under_it_and_says_what_a_webhook_has_added(
         )
         assert ".hostPaths of the chart" in caplog.text
         await pool.release(lease.id)
-        await until(lambda: not pool._view.own.of(lease.id), 120)
+        await until(lambda: not backend_of(pool).view.own.of(lease.id), 120)

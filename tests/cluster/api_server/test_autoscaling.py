@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import Holder, LeaseState
 from support.autoscaler import Autoscaler
 from support.clusters import hami
 from support.control_plane import Cluster
-from support.kernel_pods import cluster_pool, command, notebook, running, volume
+from support.kernel_pods import backend_of, cluster_pool, command, notebook, running, volume
 from support.node_agent import NodeAgent
 from support.pools import eventually, take, until
 
@@ -50,9 +50,7 @@ def autoscaler(cluster: Cluster, empty: NodeAgent) -> Iterator[Autoscaler]:
 
 
 @pytest.fixture
-async def pool(
-    cluster: Cluster, empty: NodeAgent, namespace: str, tmp_path: Path
-) -> AsyncIterator[ClusterPool]:
+async def pool(cluster: Cluster, empty: NodeAgent, namespace: str, tmp_path: Path) -> AsyncIterator[Pool]:
     cluster.apply(
         *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace), namespace=namespace
     )
@@ -61,11 +59,11 @@ async def pool(
     groups = {"v100": {"example": str(example), "select": SELECT, "most": 2, "usual_minutes": 3}}
     settings = {"node_groups": groups, "tolerations": ["dedicated"], "memory_mib": 64}
     async with cluster_pool(tmp_path / "store.db", cluster.kubeconfig, namespace, **settings) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
 
-async def until_told(pool: ClusterPool, lease_id: str, words: str) -> None:
+async def until_told(pool: Pool, lease_id: str, words: str) -> None:
     async def is_so() -> bool:
         return words in (await pool.explain(lease_id)).why
 
@@ -78,7 +76,7 @@ def placeholders(cluster: Cluster, namespace: str) -> list[Any]:
 
 
 async def test_a_group_at_zero_grows_for_who_waits_and_its_kernel_runs_there(
-    pool: ClusterPool, cluster: Cluster, autoscaler: Autoscaler, namespace: str
+    pool: Pool, cluster: Cluster, autoscaler: Autoscaler, namespace: str
 ) -> None:
     autoscaler.go_on.clear()
     waiting = await take(pool, "2%", "first", ADA)
@@ -96,7 +94,7 @@ async def test_a_group_at_zero_grows_for_who_waits_and_its_kernel_runs_there(
 
 @pytest.mark.long
 async def test_a_group_that_cannot_grow_is_told_until_it_can(
-    pool: ClusterPool, cluster: Cluster, autoscaler: Autoscaler, namespace: str
+    pool: Pool, cluster: Cluster, autoscaler: Autoscaler, namespace: str
 ) -> None:
     autoscaler.go_on.clear()
     leases = [await take(pool, "98%", f"key-{number}", ADA) for number in range(2)]

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.pool import ClusterPool
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, NotAllowed, PodPhase
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.kernel_pods import (
+    backend_of,
     cluster_pool,
     command,
     foreign,
@@ -52,17 +53,17 @@ def kernels(cluster: Cluster, namespace: str) -> list[Any]:
 
 
 @pytest.fixture
-async def pool(card: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+async def pool(card: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[Pool]:
     card.apply(
         *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace), namespace=namespace
     )
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
 
 async def test_a_kernel_starts_where_its_slice_is_and_goes_with_its_lease(
-    pool: ClusterPool, card: Cluster, namespace: str
+    pool: Pool, card: Cluster, namespace: str
 ) -> None:
     lease = await held(pool)
     assert lease.terms.in_pod
@@ -84,7 +85,7 @@ async def test_a_kernel_starts_where_its_slice_is_and_goes_with_its_lease(
 
 @pytest.mark.long
 async def test_fifty_slices_fill_a_card_and_the_next_runs_when_one_ends(
-    pool: ClusterPool, card: Cluster, namespace: str
+    pool: Pool, card: Cluster, namespace: str
 ) -> None:
     leases = [await held(pool) for _ in range(50)]
     await asyncio.gather(*(pool.launch(each.id, command()) for each in leases))
@@ -99,7 +100,7 @@ async def test_fifty_slices_fill_a_card_and_the_next_runs_when_one_ends(
 
 
 async def test_the_same_launch_is_carried_out_once_and_another_takes_its_place(
-    pool: ClusterPool, card: Cluster, namespace: str
+    pool: Pool, card: Cluster, namespace: str
 ) -> None:
     lease, kernel = await held(pool), command()
     await asyncio.gather(*(pool.launch(lease.id, kernel) for _ in range(2)))
@@ -111,7 +112,7 @@ async def test_the_same_launch_is_carried_out_once_and_another_takes_its_place(
 
 
 async def test_a_kernel_that_fails_leaves_its_last_output_to_its_user_and_to_the_log(
-    pool: ClusterPool, caplog: pytest.LogCaptureFixture
+    pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await held(pool)
     await pool.launch(lease.id, command("sh", "-c", "echo begun; echo no module of that name >&2; exit 3"))
@@ -125,7 +126,7 @@ async def test_a_kernel_that_fails_leaves_its_last_output_to_its_user_and_to_the
     assert "no module of that name" in line
 
 
-async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: ClusterPool) -> None:
+async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: Pool) -> None:
     lease = await held(pool)
     await pool.launch(lease.id, command("sh", "-c", "exit 3"))
     pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
@@ -135,9 +136,7 @@ async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: ClusterPool) 
     await running(pool, lease.id)
 
 
-async def test_a_kernel_is_ended_and_its_lease_is_kept(
-    pool: ClusterPool, card: Cluster, namespace: str
-) -> None:
+async def test_a_kernel_is_ended_and_its_lease_is_kept(pool: Pool, card: Cluster, namespace: str) -> None:
     lease = await held(pool)
     await pool.launch(lease.id, command())
     await running(pool, lease.id)
@@ -148,7 +147,7 @@ async def test_a_kernel_is_ended_and_its_lease_is_kept(
     assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
 
 
-async def test_out_of_memory_is_told(pool: ClusterPool, card: Cluster, namespace: str) -> None:
+async def test_out_of_memory_is_told(pool: Pool, card: Cluster, namespace: str) -> None:
     assert card.agent
     lease = await held(pool)
     await pool.launch(lease.id, command())
@@ -180,7 +179,7 @@ def stop_notebook(card: Cluster, namespace: str, _name: str) -> None:
     ],
 )
 async def test_what_the_cluster_takes_ends_the_lease_in_words(
-    pool: ClusterPool, card: Cluster, namespace: str, take_away: Any, words: str
+    pool: Pool, card: Cluster, namespace: str, take_away: Any, words: str
 ) -> None:
     lease = await held(pool)
     await pool.launch(lease.id, command())
@@ -195,7 +194,7 @@ async def test_what_the_cluster_takes_ends_the_lease_in_words(
 
 
 async def test_an_image_that_is_not_there_is_told_until_it_is(
-    pool: ClusterPool, card: Cluster, namespace: str
+    pool: Pool, card: Cluster, namespace: str
 ) -> None:
     assert card.agent
     card.agent.images["example.org/notebook:1"] = "missing"
@@ -216,7 +215,9 @@ async def test_a_home_that_one_machine_can_use_ties_the_kernel_to_it(
     apart = notebook("bob", namespace, claim="there", node="cpu-1")
     card.apply(*volumes, beside, apart, namespace=namespace)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: pool._view.notebook("ada", "") and pool._view.notebook("bob", ""))
+        await until(
+            lambda: backend_of(pool).view.notebook("ada", "") and backend_of(pool).view.notebook("bob", "")
+        )
         with pytest.raises(NotAllowed, match="one machine at a time.*cpu-1, and that machine has no GPU"):
             await held(pool, user="bob")
         lease = await held(pool)
@@ -236,7 +237,7 @@ async def test_a_kernel_has_the_folder_of_its_user_in_a_volume_of_everybodys_vol
     container["volumeMounts"].append({"name": "home", **materials})
     card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         await pool.launch(lease.id, command("sh", "-c", "touch /home/jovyan/mine; sleep 600"))
         await running(pool, lease.id)
@@ -259,7 +260,7 @@ async def test_a_kernel_touches_its_home_as_its_notebook_server_does(
     server["spec"] |= {"securityContext": security, "hostUsers": False}
     card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         await pool.launch(lease.id, command())
         await running(pool, lease.id)
@@ -292,7 +293,7 @@ async def test_a_home_that_no_kernel_can_have_is_refused_before_there_is_a_lease
         server["spec"]["volumes"] = [{"name": "home", **volume_is}]
     card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         with pytest.raises(NotAllowed, match=words):
             await held(pool)
         assert kernels(card, namespace) == []
@@ -346,7 +347,7 @@ async def test_a_node_is_emptied_by_the_command_that_the_page_names(
     there = ["get", "pods", "-A", "--field-selector", "spec.nodeName=hami-1", "-o", "name"]
     await until(lambda: card.kubectl(*there).strip() == "", 120)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         await pool.launch(lease.id, command())
         await running(pool, lease.id)
@@ -374,13 +375,13 @@ async def test_what_the_service_left_is_put_right_when_it_comes_back(
     )
     store = tmp_path / "store.db"
     async with cluster_pool(store, card.kubeconfig, namespace) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         orphaned, kept, vanished = [await held(pool) for _ in range(3)]
         seen = ""
         for lease in (orphaned, kept, vanished):
             await pool.launch(lease.id, command())
             seen = (await running(pool, lease.id)).version
-    async with EmbeddedPool(store, owner=True) as away:
+    async with local_pool(store, owner=True) as away:
         await away.release(orphaned.id)
     delete(card, namespace, f"gpu-pool-{vanished.id}-1")
     await until(lambda: len(kernels(card, namespace)) == 2, 120)

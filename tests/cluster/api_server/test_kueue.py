@@ -15,8 +15,8 @@ import pytest
 
 from gpu_pool.cli.cluster import checks_of
 from gpu_pool.cluster.kueue import QUEUE_LABEL
-from gpu_pool.cluster.pool import ClusterPool
 from gpu_pool.cluster.snapshot import take_snapshot
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import (
     EndReason,
     Holder,
@@ -28,7 +28,7 @@ from gpu_pool_client import (
 )
 from support.clusters import hami
 from support.control_plane import Cluster
-from support.kernel_pods import cluster_pool, command, notebook, running, until_pod, volume
+from support.kernel_pods import backend_of, cluster_pool, command, notebook, running, until_pod, volume
 from support.kueue import GROUP, serving
 from support.pools import until
 
@@ -83,13 +83,13 @@ def kueue(cluster: Cluster, served: tuple[str, ...]) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-async def pool(kueue: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+async def pool(kueue: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[Pool]:
     objects = [*volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace)]
     kueue.apply(*objects, namespace=namespace)
     await until(lambda: holds_back(kueue, namespace), 120)
     store = tmp_path / "store.db"
     async with cluster_pool(store, kueue.kubeconfig, namespace, kueue=True, named={"ml": {}}) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
 
@@ -130,15 +130,13 @@ def evict(cluster: Cluster, namespace: str, name: str) -> None:
     cluster.kubectl("delete", *where, "--wait=false")
 
 
-async def queued(pool: ClusterPool, number: int) -> Lease:
+async def queued(pool: Pool, number: int) -> Lease:
     lease = await pool.request(parse_request("60%"), Holder("ada", "ml"), f"key-{number}")
     assert (await pool.launch(lease.id, command())).phase is PodPhase.QUEUED
     return lease
 
 
-async def test_kernels_wait_for_kueue_run_and_are_evicted(
-    pool: ClusterPool, kueue: Cluster, namespace: str
-) -> None:
+async def test_kernels_wait_for_kueue_run_and_are_evicted(pool: Pool, kueue: Cluster, namespace: str) -> None:
     first, second = await queued(pool, 1), await queued(pool, 2)
     assert (await pool.get_lease(first.id)).state is LeaseState.PARKED
     name = f"gpu-pool-{first.id}-1"
@@ -147,14 +145,14 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
     await until_pod(pool, first.id, lambda pod: FULL in pod.message)
     admit(kueue, namespace, name)
     assert (await running(pool, first.id)).address
-    await until(lambda: pool._kernels.is_queued(first.id) is False)
+    await until(lambda: backend_of(pool).kernels.is_queued(first.id) is False)
     assert (await pool.pod(second.id)).phase is PodPhase.QUEUED
     evict(kueue, namespace, name)
     with pytest.raises(LeaseGone, match=EVICTED):
         await until_pod(pool, first.id, lambda _: False)
     assert (await pool.get_lease(first.id)).end_reason is EndReason.TAKEN
     await pool.release(second.id)
-    await until(lambda: not pool._view.own.leases(), 120)
+    await until(lambda: not backend_of(pool).view.own.leases(), 120)
 
 
 async def test_the_doctor_says_in_which_version_kueues_objects_are_read(

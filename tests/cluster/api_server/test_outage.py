@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.pool import ClusterPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool_client import Holder, Lease, LeaseGone, LeaseState, PodPhase, PoolUnreachable, parse_request
 from support.api_server import ASSETS, ApiServer, missing_programs
 from support.clusters import hami
 from support.control_plane import write_kubeconfig
-from support.kernel_pods import cluster_pool, command, launched, notebook, running, until_pod
+from support.kernel_pods import backend_of, cluster_pool, command, launched, notebook, running, until_pod
 from support.outages import Outage, stoppable_api
 from support.pools import eventually, key, take, until
 
@@ -46,11 +46,11 @@ async def outage(tmp_path: Path) -> AsyncIterator[Outage]:
 
 
 @pytest.fixture
-async def pool(outage: Outage, tmp_path: Path) -> AsyncIterator[ClusterPool]:
+async def pool(outage: Outage, tmp_path: Path) -> AsyncIterator[Pool]:
     server = outage.server
     config = write_kubeconfig(tmp_path / "kubeconfig", server.url, server.token, server.certificate)
     async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
 
@@ -86,7 +86,7 @@ async def on_server(job: Any, *arguments: Any) -> Any:
     return await asyncio.to_thread(job, *arguments)
 
 
-async def started(pool: ClusterPool, server: ApiServer, text: str = "25%") -> Lease:
+async def started(pool: Pool, server: ApiServer, text: str = "25%") -> Lease:
     """Return a lease whose kernel runs."""
     lease = await pool.get_lease(await take(pool, text, key()))
     await pool.launch(lease.id, command())
@@ -110,7 +110,7 @@ def run(server: ApiServer, name: str) -> None:
 
 
 async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_granted_twice(
-    pool: ClusterPool, outage: Outage, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_pool.cluster.api._RETRY_FOR", 0.5)
     server = outage.server
@@ -153,12 +153,12 @@ async def until_names(server: ApiServer, expected: set[str]) -> None:
 
 
 async def test_what_the_api_server_forgot_is_listed_again_and_nothing_is_missed(
-    pool: ClusterPool, outage: Outage
+    pool: Pool, outage: Outage
 ) -> None:
     """A watch that goes on where etcd remembers nothing any more: 410 Gone."""
     server = outage.server
     kept, deleted = await started(pool, server), await started(pool, server)
-    lists = pool._api.counts["LIST"]
+    lists = backend_of(pool).api.counts["LIST"]
     await on_server(outage.stop)
     await on_server(outage.remove, "pods", HUB, name_of(deleted))
     await on_server(outage.compact)
@@ -166,7 +166,7 @@ async def test_what_the_api_server_forgot_is_listed_again_and_nothing_is_missed(
     with pytest.raises(LeaseGone, match="Somebody who manages the cluster deleted it"):
         await until_pod(pool, deleted.id, lambda _: False)
     assert (await pool.pod(kept.id)).phase is PodPhase.RUNNING
-    assert pool._api.counts["LIST"] > lists
+    assert backend_of(pool).api.counts["LIST"] > lists
     again = await pool.request(parse_request("50%"), Holder("ada"), "again")
     assert again.state is LeaseState.HELD
     await until_names(server, {name_of(kept)})

@@ -12,7 +12,7 @@ import pytest
 from gpu_pool_client import PodPhase
 from support.clusters import hami
 from support.control_plane import ASSETS, Cluster
-from support.kernel_pods import cluster_pool, command, held, notebook, until_pod, volume
+from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, until_pod, volume
 from support.pools import until
 
 RULES = Path(__file__).parents[3] / "examples" / "kubernetes" / "service" / "rbac.yaml"
@@ -114,13 +114,13 @@ async def test_with_these_rights_alone_a_kernel_lives_and_ends(
     cluster.apply(*home, notebook("ada", rights), namespace=rights)
     kubeconfig = _as_the_service(cluster, rights, tmp_path)
     async with cluster_pool(tmp_path / "store.db", kubeconfig, rights) as pool:
-        await until(lambda: pool._view.notebook("ada", ""))
-        assert [each.problem for each in pool._view._more.values() if each.problem] == []
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        assert [each.problem for each in backend_of(pool).view._more.values() if each.problem] == []
         lease = await held(pool)
         await pool.launch(lease.id, command())
         await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
         await pool.release(lease.id)
-        await until(lambda: not pool._view.own.of(lease.id), 120)
+        await until(lambda: not backend_of(pool).view.own.of(lease.id), 120)
 
 
 def _as_the_service(cluster: Cluster, namespace: str, folder: Path) -> Path:

@@ -33,7 +33,7 @@ _ARMED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-import gpu_pool.cluster.pool
+import gpu_pool.cluster.backend
 from chaos import points
 points.arm((*points.CLUSTER, *points.CLUSTER_WAITS, *points.CLUSTER_ENDS), Path({strikes!r}))
 """

@@ -124,12 +124,12 @@ def test_nobody_waits_for_a_card_that_hangs(nvml: Path) -> None:
 METRICS = """
 import asyncio, sys
 from pathlib import Path
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
 from gpu_pool.service.metrics import Metrics
 from gpu_pool.settings import PoolSettings
 
 async def show():
-    async with EmbeddedPool(Path({store!r}), PoolSettings(tier="accounting")) as pool:
+    async with local_pool(Path({store!r}), PoolSettings(tier="accounting")) as pool:
         page, _ = await Metrics(pool, lambda: ()).page()
         sys.stdout.write(page.decode())
 

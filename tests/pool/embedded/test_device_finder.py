@@ -11,7 +11,7 @@ import pytest
 from gpu_pool.devices import Inventory
 from gpu_pool.devices.side_by_side import read_all
 from gpu_pool.embedded.device_finder import DeviceFinder
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
 from gpu_pool_client import PoolUnreachable
 from support.pools import V100
 
@@ -65,7 +65,7 @@ async def test_what_cannot_be_found_is_looked_for_again() -> None:
 async def test_a_pool_opens_however_long_the_driver_takes(tmp_path: Path) -> None:
     driver = SlowDriver()
     threading.Timer(0.3, driver.answers.set).start()
-    async with EmbeddedPool(tmp_path / "store.db", find_devices=driver) as pool:
+    async with local_pool(tmp_path / "store.db", find_devices=driver) as pool:
         assert [each.device for each in (await pool.status()).devices] == [V100]
 
 

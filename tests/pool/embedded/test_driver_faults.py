@@ -18,7 +18,7 @@ GOOD = "driver 550.54.14\n{library}" + "".join(
 LIFE = """
 import asyncio, json, os, sys
 from pathlib import Path
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
 from gpu_pool_client import Holder, LeaseState, parse_request
 
 good, bad, owner = json.loads(sys.argv[1])
@@ -29,7 +29,7 @@ def show(scenario):
     file.with_suffix(".draft").replace(file)
 
 async def main():
-    pool = EmbeddedPool(Path(os.environ["STORE"]), owner=owner)
+    pool = local_pool(Path(os.environ["STORE"]), owner=owner)
     told = {}
     async with pool:
         ask = lambda size, key: pool.request(parse_request(size), Holder("ada"), key)

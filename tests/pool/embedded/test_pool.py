@@ -128,7 +128,7 @@ async def test_a_request_that_fails_ends_nothing_that_another_of_its_key_was_gra
             raise PoolUnreachable("The cluster is away.")
 
         with monkeypatch.context() as away:
-            away.setattr(pool, "_devices_for", fail_late)
+            away.setattr(pool.backend, "adapt", fail_late)
             failing = asyncio.create_task(take(pool, "1", "key"))
             await looks.wait()
         lease_id = await take(pool, "1", "key")

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.devices import Inventory
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
 from gpu_pool.enforcement import Isolation, Tier, TierFailed, TierStatement
 from gpu_pool.enforcement.machine import unowned
 from gpu_pool.enforcement.tiers import Accounting
+from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import (
     BadRequest,
@@ -82,9 +83,9 @@ class Recorder(Tier):
 
 def pool(
     path: Path, *tiers: Tier, devices: Sequence[Device] = (V100,), settings: PoolSettings | None = None
-) -> EmbeddedPool:
+) -> Pool:
     inventory = Inventory(tuple(devices), "test")
-    return EmbeddedPool(path, settings or PoolSettings(), lambda: inventory, Isolation(lambda _: tiers))
+    return local_pool(path, settings or PoolSettings(), lambda: inventory, Isolation(lambda _: tiers))
 
 
 async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_has_ended(
@@ -252,7 +253,7 @@ async def test_the_weakest_statement_holds_for_a_lease_on_devices_of_several_tie
     firm, counted = Recorder(), Accounting()
     isolation = Isolation(lambda each: (firm if each.uuid == first.uuid else counted,))
     inventory = Inventory((first, second), "test")
-    async with EmbeddedPool(tmp_path / "l.db", PoolSettings(), lambda: inventory, isolation) as opened:
+    async with local_pool(tmp_path / "l.db", PoolSettings(), lambda: inventory, isolation) as opened:
         lease = await opened.request(parse_request("2x50%"), ME, key())
         assert lease.enforcement.memory.strength is Strength.NONE
         assert firm.told[2:] == ["open 2x50%"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.embedded.pool import EmbeddedPool
 from gpu_pool.policy import placement, queue
 from gpu_pool.policy.admission import check
 from gpu_pool.policy.queue import Policy, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import Rules
+from gpu_pool.pool.pool import Pool
 from gpu_pool.store.device_table import ForeignUse
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import DeviceStatus, LeaseState, NeverFits, TimedOut, parse_request
@@ -60,16 +60,16 @@ def test_what_is_emptied_for_a_large_request_is_of_one_machine() -> None:
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> EmbeddedPool:
+async def pool(tmp_path: Path) -> Pool:
     return embedded(tmp_path / "store.db", device(0), device(1))
 
 
-async def others(pool: EmbeddedPool, **found: ForeignUse) -> None:
+async def others(pool: Pool, **found: ForeignUse) -> None:
     uuids = {f"d{each.index}": each.uuid for each in (device(0), device(1))}
-    await pool._store.run(LeaseStore.set_others, {uuids[name]: other for name, other in found.items()})
+    await pool.store.run(LeaseStore.set_others, {uuids[name]: other for name, other in found.items()})
 
 
-async def test_what_others_have_is_not_free_and_serves_the_line_once_it_is(pool: EmbeddedPool) -> None:
+async def test_what_others_have_is_not_free_and_serves_the_line_once_it_is(pool: Pool) -> None:
     await others(pool, d0=ForeignUse(700, 20_000, 1), d1=ForeignUse(1000, 32768, 1))
     status = await pool.status()
     assert [(each.free_milli, each.free_memory_mib) for each in status.devices] == [(300, 12768), (0, 0)]
@@ -82,14 +82,14 @@ async def test_what_others_have_is_not_free_and_serves_the_line_once_it_is(pool:
     await pool.close()
 
 
-async def test_more_than_there_is_may_be_held_together_and_nothing_is_free_then(pool: EmbeddedPool) -> None:
+async def test_more_than_there_is_may_be_held_together_and_nothing_is_free_then(pool: Pool) -> None:
     await take(pool, "1", "key")
     await others(pool, d0=ForeignUse(1000, 32768, 50))
     assert [each.free_milli for each in (await pool.status()).devices] == [0, 1000]
     await pool.close()
 
 
-async def test_a_closed_device_stays_closed_whatever_an_administrator_says(pool: EmbeddedPool) -> None:
+async def test_a_closed_device_stays_closed_whatever_an_administrator_says(pool: Pool) -> None:
     await others(pool, d0=ForeignUse(closed=True))
     assert (await pool.drain("0", drained=False)).drained
     assert (await pool.get_lease(await take(pool, "2%", "key"))).slices[0].device.index == 1
@@ -99,17 +99,17 @@ async def test_a_closed_device_stays_closed_whatever_an_administrator_says(pool:
     await pool.close()
 
 
-async def test_a_request_for_some_devices_waits_for_these(pool: EmbeddedPool) -> None:
+async def test_a_request_for_some_devices_waits_for_these(pool: Pool) -> None:
     request = parse_request("60%")
     only = [device(1).uuid]
-    first = await pool._store.run(LeaseStore.request, request, ME, "first", None, only)
+    first = await pool.store.run(LeaseStore.request, request, ME, "first", None, only)
     assert first.slices[0].device.index == 1
-    second = await pool._store.run(LeaseStore.request, request, ME, "second", None, only)
+    second = await pool.store.run(LeaseStore.request, request, ME, "second", None, only)
     assert second.state is LeaseState.WAITING
     with pytest.raises(TimedOut, match="40% and"):
         await pool.wait(second.id, 0)
     with pytest.raises(NeverFits):
-        await pool._store.run(LeaseStore.request, TWO, ME, "third", None, only)
+        await pool.store.run(LeaseStore.request, TWO, ME, "third", None, only)
     await pool.release(first.id)
     assert (await pool.get_lease(second.id)).slices[0].device.index == 1
     await pool.close()

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_pool.caller import Caller
 from gpu_pool.devices import Inventory
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.pool.pool import Pool as ThePool
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import RatePerMinute
@@ -58,7 +58,7 @@ def test_those_who_ask_too_much_are_remembered_whoever_else_comes() -> None:
         pace.count("user-0")
 
 
-class CountingPool(EmbeddedPool):
+class CountingPool(ThePool):
     """Knows how many questions of each user it has answered at once, at most."""
 
     def __init__(self, path: Path) -> None:
@@ -92,7 +92,7 @@ async def counting(tmp_path: Path) -> AsyncIterator[CountingPool]:
         yield pool
 
 
-def for_callers(pool: EmbeddedPool, *users: str) -> list[Pool]:
+def for_callers(pool: ThePool, *users: str) -> list[Pool]:
     heartbeats = Heartbeats(10, LOG)
     served = ServedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG)
     return [served.for_caller(Caller(each, each == "root", each, Process.current())) for each in users]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.pool.pool import Pool
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Failure
 from support.pools import embedded, take
@@ -13,8 +13,8 @@ from support.pools import embedded, take
 FAILED = Failure(1.0, "It ended with status 1. Its last output: no torch", "gpu-pool-1-ab-1", "n1", "lab:1")
 
 
-async def note(pool: EmbeddedPool, lease_id: str, failure: Failure) -> None:
-    await pool._store.run(LeaseStore.record_failure, lease_id, failure)
+async def note(pool: Pool, lease_id: str, failure: Failure) -> None:
+    await pool.store.run(LeaseStore.record_failure, lease_id, failure)
 
 
 async def test_it_is_kept_while_the_lease_lives_and_after_its_end(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded import pool
-from gpu_pool.embedded.pool import EmbeddedPool
+from gpu_pool.embedded.pool import local_pool
+from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import load_settings
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.tuning import Tuning
@@ -44,11 +45,11 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
     """A Jupyter environment whose GPU is not simulated, and whose kernels are looked at often."""
     card = replace(device(0), simulated=False, uuid="GPU-0")
 
-    def open_pool(url: str) -> EmbeddedPool:
+    def open_pool(url: str) -> Pool:
         settings = load_settings()
         settings.tuning = Tuning(cuda_device=CUDA)
         settings.watchdog = "warn"  # such a pool's kernels look at their lease often, as at gpu-pool serve
-        return EmbeddedPool(pool.store_path(url), settings, lambda: Inventory((card,), "test"))
+        return local_pool(pool.store_path(url), settings, lambda: Inventory((card,), "test"))
 
     course(idle_limit="1h")
     monkeypatch.setattr(pool, "open_embedded", open_pool)
@@ -58,8 +59,8 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
     return jupyter_env
 
 
-def pool_of(served: JupyterEnv) -> EmbeddedPool:
-    assert isinstance(served.pool, EmbeddedPool)
+def pool_of(served: JupyterEnv) -> Pool:
+    assert isinstance(served.pool, Pool)
     return served.pool
 
 
@@ -280,7 +281,7 @@ async def _says_yes(_: object, __: float) -> bool:
     return True
 
 
-async def has_looked_again(pool: EmbeddedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def has_looked_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Return once whoever looks after a kernel has begun its look at the lease twice more."""
     look, looked = pool.get_lease, []
 
@@ -351,7 +352,7 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
         cell = page.run(waits_for(tmp_path / "go on")) if at_work else None
         if cell is not None:
             await cell.shows("begun")
-        await pool._store.run(LeaseStore.park, lease.id)
+        await pool.store.run(LeaseStore.park, lease.id)
         if cell is not None:
             (tmp_path / "go on").touch()
             assert "done" in "".join((await cell.done()).outputs)
@@ -381,5 +382,5 @@ async def test_what_is_parked_at_its_user_s_wish_keeps_an_administrator_s_reason
     held = await take(pool, "60%", "held")
     await pool.attach(held, Process.current(), grace=5.0)
     await pool.ask_back(held, EXAM, EndReason.REVOKED)
-    parked = await pool._store.run(LeaseStore.ask_back, held, "", EndReason.RELEASED, now=True)
+    parked = await pool.store.run(LeaseStore.ask_back, held, "", EndReason.RELEASED, now=True)
     assert (parked.state, parked.asked_back, parked.notice) == (LeaseState.PARKED, EndReason.REVOKED, EXAM)

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_pool.embedded import expected_waits
-from gpu_pool.embedded.expected_waits import ExpectedWaits, ForecastInput
 from gpu_pool.policy import forecast
+from gpu_pool.policy.forecast import ForecastInput
 from gpu_pool.policy.queue import Policy, Situation, Usage
+from gpu_pool.pool import expected_waits
+from gpu_pool.pool.expected_waits import ExpectedWaits
 from support.pools import V100, embedded, take, until
 from support.queues import RULES, holding, statuses, waiter
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from gpu_pool.policy.forecast import HoldingTime, expected_wait, expected_waits
-from gpu_pool.policy.queue import Situation
+from gpu_pool.policy.forecast import ForecastInput, expected_wait, expected_waits
 from gpu_pool.worker import Worker
 
 T = TypeVar("T")
@@ -21,14 +19,6 @@ _LONGEST: Final = 300.0
 _PATIENCE: Final = 0.5
 #: So many may ask at once what they alone are to be told; the others are told nothing, as if it took long.
 _MOST_ASKING: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastInput:
-    """What expected waits are worked out from."""
-
-    now: Situation
-    holding_times: Sequence[HoldingTime]
 
 
 class ExpectedWaits:

@@ -1,0 +1,373 @@
+"""The backend of a Kubernetes cluster: its GPUs as its nodes show them, and kernels in pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gpu_pool.caller import Caller
+from gpu_pool.clock import Clock
+from gpu_pool.cluster import kueue
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, connect
+from gpu_pool.cluster.kernel_pods import KernelPods
+from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
+from gpu_pool.cluster.pod_choices import refuse_beside_server
+from gpu_pool.cluster.pod_starts import KueuePositions, PodStarts
+from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
+from gpu_pool.cluster.scale_up_controller import ScaleUpController
+from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.cluster.snapshot import served_of_kueue
+from gpu_pool.cluster.view import ClusterView
+from gpu_pool.courses import Courses
+from gpu_pool.devices import Inventory
+from gpu_pool.policy import placement
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, PoolSide, Taken
+from gpu_pool.pool.pool import Pool
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.device_table import SeenFrom
+from gpu_pool.store.lease_table import gone
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    Device,
+    EndReason,
+    Failure,
+    Holder,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    Outlook,
+    PoolUnreachable,
+    Process,
+    SliceRequest,
+)
+from gpu_pool_client._durations import format_duration
+
+#: What devices are seen from, in the store: whichever pod the service runs in, it is the same cluster.
+_SEEN_FROM: Final = SeenFrom("kubernetes")
+#: Seconds between two looks at what has changed: many changes are looked at once.
+_REST: Final = 0.5
+#: Seconds after which it is looked whether anything was missed.
+_LOOK_EVERY: Final = 30.0
+#: What is told to whoever waits while nodes do not show the GPUs that they have.
+_AWAY: Final = (
+    "A machine with GPUs cannot provide any at the moment, for instance because their driver is being "
+    "replaced. Usually that takes less than a minute; your request waits for it."
+)
+
+
+class ClusterBackend(Backend):
+    """The GPUs of a cluster. It hosts kernels, in pods, and knows of machines that come and go."""
+
+    def __init__(
+        self,
+        kubernetes: KubernetesSettings,
+        rules: Rules,
+        api: Api,
+        courses: Callable[[], Courses],
+        log: logging.Logger,
+    ) -> None:
+        self._kubernetes, self._rules, self.api, self.log = kubernetes, rules, api, log
+        self._courses = courses
+        self.view = ClusterView(api, kubernetes, log)
+        writer = ApiWriter(api, log)
+        self.kernels = KernelPods(writer, self.view, log, self._end_taken, self._keep_failure)
+        self.growth = ScaleUpController(api, writer, self.view, kubernetes, rules, log)
+        self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
+        self._pod_builder = PodBuilder(kubernetes, self.view, self._volume_claims)
+        #: The leases that lived when it was last read, and what was found with those.
+        self._live: frozenset[str] = frozenset()
+        self._found: DevicesFound | None = None
+        self._found_with: frozenset[str] = frozenset()
+        #: Since when leases wait for what nothing could give, by id; and the devices of that look.
+        self._hopeless: dict[str, float] = {}
+        self._checked: tuple[Device, ...] | None = None
+        #: When it is looked next whether anything was missed (``time.monotonic()``).
+        self._look_at = 0.0
+        self.host, self.capacity = self, self
+        self.queue = KueueQueue(self.kernels) if kubernetes.kueue else None
+
+    def join(self, pool: PoolSide) -> None:
+        """See ``Backend.join``."""
+        super().join(pool)
+        self.growth.store = pool.store
+
+    # -- Following the cluster -------------------------------------------------
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Learn what the cluster has, and follow it. Raises ``PoolUnreachable`` in words."""
+        following: list[asyncio.Task[None]] = []
+        try:
+            await self._start()
+            self.kernels.start()
+            starts = PodStarts(self.api, self.kernels, self.log, self._kubernetes.start_within)
+            jobs = [self._wake_on_changes(), starts.run()]
+            if self._kubernetes.kueue:
+                jobs.append(KueuePositions(self.api, self.kernels, self.log).run())
+            if self.view.groups:
+                jobs.append(self.growth.run())
+            following += map(asyncio.create_task, jobs)
+            yield
+        finally:
+            for task in following:
+                task.cancel()
+            await self.kernels.stop()
+            await self.view.stop()
+
+    async def _start(self) -> None:
+        await self.view.start()
+        if self._kubernetes.kueue:
+            await self._look_at_kueue()
+        self.log.info("The cluster shares its GPUs by %s", self.view.choice)
+        for namespace, count in sorted(self.view.strays().items()):
+            self.log.warning(
+                "%d kernels of this pool are in %s, which c.KubernetesSettings.more_namespaces does not "
+                "list: they are not managed, and end with their notebook servers",
+                count,
+                namespace,
+            )
+        self._look_at = time.monotonic() + _LOOK_EVERY
+
+    async def _look_at_kueue(self) -> None:
+        """Refuse, with ``BadRequest``, to begin where Kueue's objects cannot be read: all would just wait."""
+        try:
+            version = kueue.version_of(await served_of_kueue(self.api))
+        except ApiAway as away:
+            raise PoolUnreachable(f"The cluster's API server does not answer: {away}.") from away
+        except ApiRefused as refused:  # whoever may not ask finds out by reading them
+            self.log.warning("The API server does not say in which versions it serves Kueue: %s", refused)
+        else:
+            self.log.info("Kueue has the cluster's queue; its objects are read as %s", version)
+
+    async def _wake_on_changes(self) -> None:
+        """Have the pool look when something of the cluster has changed, and not for each of many changes."""
+        while True:
+            await self.view.changed.wait()
+            self.pool.wake()
+            await asyncio.sleep(_REST)
+
+    async def close(self) -> None:
+        """Ask the API server nothing more. Kernels live on."""
+        await self.api.close()
+
+    # -- The cluster's GPUs ----------------------------------------------------
+
+    async def devices(
+        self,
+        max_age: float,  # noqa: ARG002 - the watches tell of every change
+        patience: float = 0.0,  # noqa: ARG002
+        known: Collection[Device] = (),  # noqa: ARG002
+    ) -> DevicesFound:
+        """See ``Backend.devices``: those of the nodes, and what pods have that are no kernels of leases."""
+        live = self._live
+        if self._found is None or self.view.changed.is_set() or live != self._found_with:
+            self.view.changed.clear()
+            try:
+                inventory = Inventory(self.view.devices(), "the cluster")
+                self._found = DevicesFound(inventory, _SEEN_FROM, self.view.others(live))
+            except BaseException:
+                self.view.changed.set()
+                raise
+            self._found_with = live
+        elif self._found.inventory.devices != self.view.devices():  # a node is away for too long, say
+            self._found = replace(self._found, inventory=Inventory(self.view.devices(), "the cluster"))
+        return self._found
+
+    async def adapt(
+        self, request: SliceRequest, holder: Holder | None = None, caller: Caller | None = None
+    ) -> Adapted:
+        """Return what the dialect grants for a request, on the GPUs beside the holder's home if need be."""
+        if holder is None:
+            return Adapted(self.view.counted_as(request))
+        if holder.user:
+            refuse_beside_server(holder.course, self._courses())
+        translation, dialect = self.view.translate(request), self.view.choice.dialect
+        if self._kubernetes.kueue and holder.user and dialect is not None:
+            kueue.check_counted(translation.pod.limits, dialect.table.title)
+            kueue.queue_of(holder.course)
+        notebook = self.view.notebook(holder.user, _server(caller))
+        within: Collection[str] = ()
+        if notebook is not None:
+            within = await self._volume_claims.devices_beside(
+                request, holder, notebook, self.view.devices_on, self._rules
+            )
+        return Adapted(self.view.counted_as(request), within)
+
+    def describe(self, lease: Lease) -> Lease:
+        """Say what the dialect says. Variables are set in the pod by the cluster's own parts."""
+        terms = replace(lease.terms, revocable=True)
+        if not lease.slices:
+            return replace(lease, terms=terms)
+        return replace(lease, terms=terms, enforcement=self.view.enforcement(lease.request))
+
+    def recover(self, store: LeaseStore) -> None:
+        """Take up nothing: what is true of pods, the API server knows."""
+
+    async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002
+        """Return the lease described: it takes effect in the pod of its kernel, see :meth:`launch`."""
+        return self.describe(lease)
+
+    async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
+        """End the kernels of leases that have ended."""
+        known = self.kernels.known()
+        self._live = frozenset(lease.id for lease in await living())
+        self.kernels.settle(known, self._live)
+
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Mapping[str, Taken]:
+        """Return the leases whose nodes are gone, and those that wait for what no node could give."""
+        if time.monotonic() >= self._look_at or self.view.until_forgotten() == 0:
+            self._look_at = time.monotonic() + _LOOK_EVERY
+            self.kernels.look_at_all()
+            self.view.look_again()
+        nodes_gone = {
+            lease.id: Taken(NODE_GONE.reason, NODE_GONE.message)
+            for lease in await living()
+            if any(
+                not part.device.unbounded and not self.view.has_node(part.device.node)
+                for part in lease.slices
+            )
+        }
+        return {**nodes_gone, **await self._give_up_the_hopeless()}
+
+    def _is_gone(self, device: Device) -> bool:
+        return not device.unbounded and not self.view.has_node(device.node)
+
+    async def _give_up_the_hopeless(self) -> Mapping[str, Taken]:
+        """Return the waits for what no node could give any more, once that has been so for long enough."""
+        devices, away = self.view.devices(), self.view.away
+        if not away and not self._hopeless and devices == self._checked:
+            return {}  # whoever came meanwhile was checked when they asked
+        self._checked = devices
+        found = await self.pool.store.run(LeaseStore.hopeless, self.view.lasting())
+        now, away_for = time.monotonic(), self._kubernetes.gpus_away_for
+        self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
+        given_up: dict[str, Taken] = {}
+        for lease_id, error in found.items():
+            if now >= self._hopeless[lease_id] + away_for:
+                message = f"{error.message} That has not changed for {format_duration(away_for)}."
+                given_up[lease_id] = Taken(EndReason.DEVICE_LOST, message)
+                self.log.warning("Lease %s no longer waits. %s", ascii(lease_id), message)
+        return given_up
+
+    # -- Machines that come and go -----------------------------------------------
+
+    def expected(self, outlook: Outlook, request: SliceRequest, number: int | None) -> Outlook:
+        """Say how a machine comes, which are closed, and whether machines do not show their GPUs."""
+        if number is None:
+            return _with_growth(outlook, self.growth.prospect(request))
+        outlook = _with_growth(outlook, self.growth.outlook(number))
+        outlook = replace(outlook, why=" ".join(filter(None, (outlook.why, self._why_closed(request)))))
+        return replace(outlook, why=f"{_AWAY} {outlook.why}") if self.view.away else outlook
+
+    def _why_closed(self, request: SliceRequest) -> str:
+        """Say which machines could grant a request, and take no kernels now."""
+        able = placement.candidates(request, self.view.devices(), self._rules)
+        return self.view.why_closed(part.device.node for part in able)
+
+    # -- Kernels -------------------------------------------------------------------
+
+    async def launch(self, lease: Lease, kernel: KernelCommand, caller: Caller | None) -> KernelPod:
+        """See ``KernelHost.launch``."""
+        order = await self._pod_builder.of(lease, kernel, _server(caller))
+        if lease.process is None:
+            # Its turn and its image may take minutes, and whoever launches has come for it.
+            await self.pool.attach(lease.id, lease.holder.process or Process.current())
+        return await self.kernels.launch(order)
+
+    async def follow(self, lease_id: str, seen: str, seconds: float) -> KernelPod:
+        """See ``KernelHost.follow``."""
+        give_up_at = time.monotonic() + seconds
+        while True:
+            await self.pool.living(lease_id)
+            found = await self._state(lease_id, seen)
+            left = give_up_at - time.monotonic()
+            if found.version != seen or left <= 0:
+                return found
+            await self.kernels.news(lease_id, left)
+            if self.kernels.stopped:
+                return found
+
+    async def _state(self, lease_id: str, seen: str) -> KernelPod:
+        found = self.kernels.state(lease_id)
+        if found is not None:
+            return found
+        taken = self.kernels.taken(lease_id)
+        if taken is None and not seen:
+            raise BadRequest("No kernel was started on this slice, or it has ended.", "Start one.")
+        # Otherwise it was seen, and went while nobody looked.
+        await self._end_taken(lease_id, taken or VANISHED)
+        raise gone(await self.pool.store.run(LeaseStore.lease, lease_id))
+
+    async def end(self, lease_id: str) -> None:
+        """See ``KernelHost.end``."""
+        self.kernels.end(lease_id)
+
+    def activity(self, lease_id: str) -> Activity:
+        """Return what is known of a lease's kernel: whether there is one. Nobody here sees its GPU."""
+        return Activity() if self.has_kernel(lease_id) else Activity(initialised=False)
+
+    def has_kernel(self, lease_id: str) -> bool:
+        """See ``KernelHost.has_kernel``."""
+        return self.kernels.has_any(lease_id)
+
+    def stop_waiting(self) -> None:
+        """See ``KernelHost.stop_waiting``."""
+        self.kernels.stop_waiting()
+
+    async def _end_taken(self, lease_id: str, taken: PodTaken) -> None:
+        await self.pool.end_taken(lease_id, Taken(taken.reason, taken.message))
+
+    async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
+        await self.pool.record_failure(lease_id, failure)
+
+
+class KueueQueue:
+    """Kueue decides whose turn it is. What it is handed is the pod of a kernel, which names its queue."""
+
+    def __init__(self, kernels: KernelPods) -> None:
+        self._kernels = kernels
+
+    async def submit(self, lease: Lease) -> None:
+        """Hand nothing over yet: the launch of the kernel does."""
+
+    def waits(self, lease_id: str) -> bool | None:
+        """See ``ExternalQueue.waits``."""
+        return self._kernels.is_queued(lease_id)
+
+    async def withdraw(self, lease_id: str) -> None:
+        """Take the pod away."""
+        self._kernels.end(lease_id)
+
+
+def _server(caller: Caller | None) -> str:
+    """Return the name of the server at the Hub that asks; '' is the default one."""
+    return (caller.server if caller else None) or ""
+
+
+def _with_growth(outlook: Outlook, message: str) -> Outlook:
+    """Say of a wait that a machine ends it: what others have is not what it is for."""
+    return replace(outlook, why=message, wait=None) if message else outlook
+
+
+async def open_cluster(
+    path: Path,
+    settings: PoolSettings,
+    kubernetes: KubernetesSettings,
+    courses: Callable[[], Courses],
+    log: logging.Logger,
+) -> Pool:
+    """Return the pool of the cluster that the settings name. Raises ``PoolUnreachable`` in words."""
+    settings.in_pods = True
+    api = await connect(kubernetes.kubeconfig, lax=kubernetes.lax_certificates)
+    backend = ClusterBackend(kubernetes, settings.rules, api, courses, log)
+    # Its store goes with the service's pod from one machine to another, whose uptimes say nothing.
+    return Pool(path, backend, settings, Clock(uptime=time.time))

@@ -1,0 +1,131 @@
+"""The backend of one machine: its devices by their driver, and the tiers that enforce slices of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gpu_pool.caller import Caller
+from gpu_pool.devices import Inventory, discover
+from gpu_pool.devices.driver_check import DriverCheck
+from gpu_pool.embedded.device_finder import DeviceFinder
+from gpu_pool.enforcement import Isolation
+from gpu_pool.enforcement.enforcer import Enforcer
+from gpu_pool.enforcement.machine import owned, unowned
+from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, PoolSide, Taken
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.device_table import SeenFrom
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import Device, Holder, Lease, Process, SliceRequest
+from gpu_pool_client._processes import boot_id
+
+#: Seconds after which it is looked again for devices where there were none.
+_AGAIN_AFTER: Final = 5.0
+
+
+class LocalBackend(Backend):
+    """The devices of this machine, for one user's processes or, as ``owner``, for a service's pool."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: PoolSettings,
+        find_devices: Callable[[], Inventory] = discover,
+        isolation: Isolation | None = None,
+        *,
+        owner: bool = False,
+    ) -> None:
+        self.is_owner, self.boot = owner, boot_id()
+        self._settings, self._find_devices = settings, find_devices
+        self._finder = DeviceFinder(self._find)
+        #: What was found last, and what that was seen from.
+        self._seen: tuple[Inventory, SeenFrom] | None = None
+        self._driver = DriverCheck()
+        tiers = isolation or (owned if owner else unowned)(settings)
+        self.enforcer = self.suspension = Enforcer(path, settings, tiers, owner=owner)
+
+    def join(self, pool: PoolSide) -> None:
+        """See ``Backend.join``."""
+        super().join(pool)
+        self.enforcer.store = pool.store
+
+    def run(self) -> AbstractAsyncContextManager[object]:
+        """Begin nothing: threads are begun as they are needed."""
+        return nullcontext()
+
+    async def devices(
+        self, max_age: float, patience: float = 0.0, known: Collection[Device] = ()
+    ) -> DevicesFound:
+        """See ``Backend.devices``: those that the driver shows, and whether something new could use them."""
+        found = await self._finder.found()
+        if max_age <= 0 and not found.devices and found.problems and self._finder.age > _AGAIN_AFTER:
+            self._finder.forget()
+            found = await self._finder.found()
+        faults = await self._faults(found, known, max_age, patience)
+        return DevicesFound(found, self._seen_from(found), faults=faults)
+
+    async def _faults(
+        self, found: Inventory, known: Collection[Device], max_age: float, patience: float
+    ) -> Mapping[str, str]:
+        devices = known if found.is_broken or not found.devices else found.devices
+        real = [each for each in devices if found.by_driver and not each.simulated and not each.node]
+        if not real:
+            return {}
+        return await self._driver.look(real, max_age, patience) or {}
+
+    def _seen_from(self, found: Inventory) -> SeenFrom:
+        """Return what this process sees. A service's pool has what the service has, and nothing else."""
+        if self._seen is None or self._seen[0] is not found:
+            hidden = [each.uuid for each in found.hidden]
+            everything = LeaseStore.seen_from(everything=True)
+            self._seen = found, everything if self.is_owner else LeaseStore.seen_from(found.digest, hidden)
+        return self._seen[1]
+
+    def _find(self) -> Inventory:
+        """Look for this machine's devices, and make them ready. Raises ``PoolUnreachable``."""
+        found = self._find_devices()
+        divided = self._settings.unified_memory_mib
+        if divided:
+            found = found.with_unified_memory(divided)
+        self._driver.seen_well()
+        return replace(found, devices=self.enforcer.adapt(found.devices))
+
+    async def adapt(
+        self,
+        request: SliceRequest,
+        holder: Holder | None = None,  # noqa: ARG002
+        caller: Caller | None = None,  # noqa: ARG002
+    ) -> Adapted:
+        """Return the request as it is: here it is granted to the thousandth, on whatever fits."""
+        return Adapted(request)
+
+    def describe(self, lease: Lease) -> Lease:
+        """See ``Backend.describe``: by the tier of its devices."""
+        return self.enforcer.state(lease)
+
+    def recover(self, store: LeaseStore) -> None:
+        """See ``Backend.recover``: limits that are still in force, and what parked leases keep."""
+        self.enforcer.recover(store)
+
+    async def bind(self, lease: Lease, process: Process | None = None) -> Lease:
+        """See ``Backend.bind``: limits are made ready, and the processes held to them."""
+        if process is not None:
+            await self.enforcer.attach(lease, process)
+        return await self.enforcer.hand_out(lease)
+
+    async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
+        """See ``Backend.unbind``: limits are taken away."""
+        await self.enforcer.settle(living)
+
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Mapping[str, Taken]:  # noqa: ARG002
+        """Return nothing: leases here end with their processes, which the pool judges."""
+        return {}
+
+    async def close(self) -> None:
+        """Enforce nothing that needs this process any more."""
+        self._driver.close()
+        self._finder.close()
+        await self.enforcer.close()

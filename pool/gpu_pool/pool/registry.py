@@ -1,0 +1,136 @@
+"""Which devices are there, work, and are for this process: written down as a backend finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gpu_pool.pool.backend import DevicesFound
+from gpu_pool.store.errors import OtherDevices
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import Device, DeviceStatus, NeverFits, SliceRequest
+
+
+class DeviceRegistry:
+    """What a pool has registered. But for its attributes, used in the store's thread."""
+
+    def __init__(self, *, is_owner: bool) -> None:
+        self._is_owner = is_owner
+        #: What is written down.
+        self.noted: DevicesFound | None = None
+        #: The real devices that are to take the place of simulated ones, once nobody uses those.
+        self._awaited: Sequence[Device] = ()
+        #: What whoever looks at the pool should know of it; empty for nothing.
+        self.note = ""
+        #: Devices that were here before, and of which alone it is asked whether they work.
+        self.known: tuple[Device, ...] = ()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What stood in the way when devices were looked for, in sentences."""
+        if self.noted is None:
+            return ()
+        found = self.noted.inventory
+        # The last says how to go on where there is none.
+        return found.problems if found.devices else found.problems[:-1]
+
+    def open(self, store: LeaseStore, found: DevicesFound) -> None:
+        """Register what was found when the store is opened.
+
+        A process that sees no devices (no driver in its container, no variable in its terminal) must not take
+        away those that another one registered: real ones never, simulated ones not before nobody uses them.
+        """
+        if not found.inventory.devices and store.has_simulated():
+            store.end_over()
+            store.forget_simulated()
+        self.write_down(store, found)
+
+    def write_down(self, store: LeaseStore, found: DevicesFound) -> None:
+        """Write down what was found, as far as it is news."""
+        known, inventory = self.noted, found.inventory
+        is_new = known is None or (known.inventory, known.others) != (inventory, found.others)
+        # Where others are told apart, what is there is what was found, and nothing else.
+        if is_new and (inventory.devices or found.others is not None):
+            self._register(store, inventory.devices, found)
+        if is_new:
+            self._note_broken(store, found)
+        if found.faults:
+            store.set_faults(found.faults)
+        self.noted = found
+
+    def _note_broken(self, store: LeaseStore, found: DevicesFound) -> None:
+        """Where the driver fails, nothing new can use the devices that were here before."""
+        inventory, self.known = found.inventory, ()
+        if not inventory.by_driver:
+            return
+        if inventory.is_broken or (self._is_owner and inventory.problems and not inventory.devices):
+            here = store.present_devices(everywhere=self._is_owner)
+            store.set_faults(dict.fromkeys(here, inventory.problems[0]))
+            self.known = tuple(here.values()) if self._is_owner else ()
+
+    def _register(self, store: LeaseStore, devices: Sequence[Device], found: DevicesFound) -> None:
+        """Make these the pool's devices; where simulated ones are still in use, do so once they are not."""
+        self._awaited, self.note = (), ""
+        try:
+            _take_over(store, devices, found)
+        except OtherDevices as error:
+            # Whoever holds the simulated ones must be found and ended, which takes an open pool.
+            if self._is_owner or any(device.simulated for device in devices):
+                raise
+            self._awaited, self.note = devices, str(error)
+
+    def register_awaited(self, store: LeaseStore) -> None:
+        """Register what is awaited, if anything. Raises ``OtherDevices`` while those before are in use."""
+        if self._awaited and self.noted is not None:
+            _take_over(store, self._awaited, self.noted)
+            self._awaited, self.note = (), ""
+
+    def refuse_awaited(self) -> None:
+        """Raise ``OtherDevices`` where other devices are still in use."""
+        if self._awaited:
+            raise OtherDevices(self.note)
+
+    def usable(self, store: LeaseStore) -> frozenset[str] | None:
+        """Return the uuids of the devices that are for this process; None for all of the pool."""
+        if self.noted is None or self._is_owner or self._awaited:
+            return None
+        found = self.noted.inventory
+        if any(each.simulated for each in found.devices):
+            return None
+        if not found.devices and (store.has_simulated() or not found.problems):
+            return None
+        own = frozenset(each.uuid for each in found.devices)
+        usable = own and (store.usable(own, self.noted.seen, limited=found.is_limited) or own)
+        # Whoever waits for any of them may also have what takes their place meanwhile.
+        has_all = not found.is_limited and usable >= store.present_devices().keys()
+        return None if has_all else usable
+
+    def devices_for(self, store: LeaseStore, request: SliceRequest) -> Collection[str]:
+        """Return the uuids of the devices that a request of this process may have; none mean all.
+
+        Raises ``NeverFits`` where there is none for it, with the reason.
+        """
+        usable = self.usable(store)
+        found = None if self.noted is None else self.noted.inventory
+        if usable or found is None or found.devices or not found.problems:
+            return usable or ()
+        if usable is None and store.present_devices():
+            return ()
+        *why, way_out = found.problems
+        raise NeverFits(f"You asked for {request.named}; this pool has no GPU. {' '.join(why)}", way_out)
+
+    def why_none(self, devices: Sequence[DeviceStatus]) -> tuple[str, ...]:
+        """Say why none of the devices is for this process, where there would be some."""
+        found = None if self.noted is None else self.noted.inventory
+        there = found is not None and not devices and (found.is_limited or found.is_broken)
+        return self.problems if there else ()
+
+
+def _take_over(store: LeaseStore, devices: Sequence[Device], found: DevicesFound) -> None:
+    """Register devices, if need be after what is over was ended."""
+    try:
+        store.register(devices, found.seen, found.others)
+    except OtherDevices:
+        store.end_over()
+        store.register(devices, found.seen, found.others)
+    if found.others is not None:
+        store.set_others(found.others)

@@ -1,0 +1,89 @@
+"""A backend of another package, as small as one can be: some devices, and somebody else's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+
+from gpu_pool.caller import Caller
+from gpu_pool.devices import Inventory
+from gpu_pool.devices.simulated import parse_devices
+from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Taken
+from gpu_pool.pool.pool import Pool
+from gpu_pool.settings import PoolSettings
+from gpu_pool.store.device_table import SeenFrom
+from gpu_pool.store.leases import LeaseStore
+from gpu_pool_client import Device, Holder, Lease, LeaseState, Process, SliceRequest
+from support.service import DEVICES
+
+
+class RackQueue:
+    """Somebody who lets in whom they like; by default everybody at once."""
+
+    def __init__(self) -> None:
+        #: Whether whoever is handed over from now on has to wait.
+        self.is_full = False
+        self.waiting: dict[str, bool] = {}
+
+    async def submit(self, lease: Lease) -> None:
+        self.waiting.setdefault(lease.id, self.is_full)
+
+    def waits(self, lease_id: str) -> bool | None:
+        return self.waiting.get(lease_id)
+
+    async def withdraw(self, lease_id: str) -> None:
+        self.waiting.pop(lease_id, None)
+
+    def let_in(self, lease_id: str) -> None:
+        """Say that it is its turn."""
+        self.waiting[lease_id] = False
+
+
+class RackBackend(Backend):
+    """Machines in racks, for all processes that have the store open. What is bound is in :attr:`bound`."""
+
+    is_owner = False
+
+    def __init__(self, *devices: Device) -> None:
+        self._devices = devices or tuple(parse_devices(DEVICES))
+        self.outside = self.queue = RackQueue()
+        self.bound: set[str] = set()
+
+    def run(self) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+    async def devices(
+        self, max_age: float, patience: float = 0.0, known: Collection[Device] = ()
+    ) -> DevicesFound:
+        return DevicesFound(Inventory(self._devices, "racks"), SeenFrom("racks"))
+
+    async def adapt(
+        self, request: SliceRequest, holder: Holder | None = None, caller: Caller | None = None
+    ) -> Adapted:
+        return Adapted(request)
+
+    def describe(self, lease: Lease) -> Lease:
+        return lease
+
+    def recover(self, store: LeaseStore) -> None:
+        pass
+
+    async def bind(self, lease: Lease, process: Process | None = None) -> Lease:
+        self.bound.add(lease.id)
+        return lease
+
+    async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
+        bound = set(self.bound)
+        self.bound -= bound - {lease.id for lease in await living() if lease.state is LeaseState.HELD}
+
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Mapping[str, Taken]:
+        return {}
+
+    async def close(self) -> None:
+        pass
+
+
+def open_racks(url: str) -> Pool:
+    """Return the pool at ``racks:PATH``, as the entry point of such a package does."""
+    return Pool(Path(url.removeprefix("racks:")), RackBackend(), PoolSettings(courses={"cs101": {}}))
