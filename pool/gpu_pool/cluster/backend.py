@@ -236,6 +236,8 @@ class ClusterBackend(Backend):
                 for part in lease.slices
             )
         }
+        for lease_id in nodes_gone:
+            self.log.info("Lease %s ends: %s", ascii(lease_id), NODE_GONE.message)
         return {**nodes_gone, **await self._give_up_the_hopeless()}
 
     def _is_gone(self, device: Device) -> bool:
@@ -324,7 +326,8 @@ class ClusterBackend(Backend):
         self.kernels.stop_waiting()
 
     async def _end_taken(self, lease_id: str, taken: PodTaken) -> None:
-        await self.pool.end_taken(lease_id, Taken(taken.reason, taken.message))
+        if await self.pool.end_taken(lease_id, Taken(taken.reason, taken.message)):
+            self.log.info("Lease %s ended: %s", ascii(lease_id), taken.message)
 
     async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
         await self.pool.record_failure(lease_id, failure)

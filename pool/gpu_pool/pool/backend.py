@@ -78,8 +78,8 @@ class PoolSide(Protocol):
     async def attach(self, lease_id: str, process: Process) -> Lease:
         """Tie a lease to a process."""
 
-    async def end_taken(self, lease_id: str, taken: Taken) -> None:
-        """End a lease since what it needs is gone; nothing happens to one that has ended."""
+    async def end_taken(self, lease_id: str, taken: Taken) -> bool:
+        """End a lease since what it needs is gone; return whether it had not ended yet."""
 
     async def record_failure(self, lease_id: str, failure: Failure) -> None:
         """Record how a lease's kernel has failed by itself."""

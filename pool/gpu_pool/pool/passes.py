@@ -8,16 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final
+from contextvars import Context
+from typing import Final, Protocol
 
+from gpu_pool.pool.backend import Backend, Taken
 from gpu_pool.pool.reconciler import Facts, Reconciler, Step
+from gpu_pool.pool.registry import DeviceRegistry
 from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolUnreachable, Process
 from gpu_pool_client._background import background_loop
-
-if TYPE_CHECKING:
-    from gpu_pool.pool.pool import Pool
 
 #: How old, in seconds, what is known of the devices may be where nobody asks for any.
 SELDOM: Final = 10.0
@@ -29,10 +30,28 @@ _SERVE_TIMES: Final = 20.0
 _LAST_PASS_WITHIN: Final = 5.0
 
 
+class OrderedPool(Protocol):
+    """What is asked of the pool that is kept in order."""
+
+    url: str
+    store: StoreThread
+    backend: Backend
+    registry: DeviceRegistry
+
+    async def refresh(self, max_age: float) -> None:
+        """Write down which devices there are, by a look that is not older."""
+
+    async def end_taken(self, lease_id: str, taken: Taken) -> bool:
+        """End a lease since what it needs is gone; return whether it had not ended yet."""
+
+    async def count(self, lease_id: str, *, waits: bool) -> Lease:
+        """Count a lease's slice, or nothing while it waits in somebody else's queue."""
+
+
 class Passes:
     """What keeps one pool in order: see :class:`Reconciler`."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: OrderedPool) -> None:
         self._pool, self._store, self._backend = pool, pool.store, pool.backend
         self._reconciler = Reconciler(
             (
@@ -70,7 +89,9 @@ class Passes:
         with self._starting:
             if self._running is None:
                 loop = loop or background_loop("reconciler")
-                self._running = asyncio.run_coroutine_threadsafe(self._reconciler.run(), loop)
+                # What follows by itself is in nobody's name, whoever asks at this moment.
+                run = asyncio.run_coroutine_threadsafe
+                self._running = Context().run(run, self._reconciler.run(), loop)
 
     async def end(self) -> None:
         """Make no passes any more, and wait for the last one."""
@@ -103,8 +124,7 @@ class Passes:
             return False
         changed = bool(facts.findings.dead) and await self._store.run(LeaseStore.end_gone, facts.findings)
         for lease_id, taken in (await self._backend.observe(self._living)).items():
-            await self._pool.end_taken(lease_id, taken)
-            changed = True
+            changed = await self._pool.end_taken(lease_id, taken) or changed
         return changed
 
     async def _end_expired(self, facts: Facts) -> bool:
@@ -119,7 +139,7 @@ class Passes:
         began = time.monotonic()
         if not (facts.leads and facts.somebody_waits and (facts.findings or began >= self._serve_at)):
             return False
-        granted = await self._store.run(LeaseStore.serve_queue)
+        granted = await self._store.run(LeaseStore.serve_queue, tell=not self._backend.is_owner)
         self._serve_at = began + _SERVE_TIMES * (time.monotonic() - began)
         return granted
 

@@ -20,7 +20,7 @@ from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.polling import DevicePoller
 from gpu_pool.enforcement.tiers import with_own_caps
-from gpu_pool.policy.revocation import Effect, effect_of
+from gpu_pool.policy.revocation import effect_of
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.pool.backend import Backend, DevicesFound, KernelHost, Taken
 from gpu_pool.pool.expected_waits import ExpectedWaits
@@ -39,9 +39,11 @@ from gpu_pool_client import (
     BadRequest,
     Device,
     DeviceStatus,
+    Effect,
     EndedLease,
     EndReason,
     Failure,
+    GpuPoolError,
     Holder,
     KernelCommand,
     KernelPod,
@@ -58,7 +60,6 @@ from gpu_pool_client import (
     SliceRequest,
 )
 from gpu_pool_client import Pool as Contract
-from gpu_pool_client._log import get_logger
 
 if TYPE_CHECKING:
     from gpu_pool.caller import Caller
@@ -142,7 +143,9 @@ class Pool(Contract):
         if self.backend.is_owner:
             try:
                 await self._backend_runs.enter_async_context(self.backend.run())
-                await self.reconcile()
+                await self.store.run(_nothing)  # a store that cannot be opened is told now
+                with contextlib.suppress(GpuPoolError):  # logged, and tried again
+                    await self.reconcile()
             except BaseException:
                 await self.close()
                 raise
@@ -541,13 +544,15 @@ class Pool(Contract):
             await self.backend.queue.withdraw(lease_id)
         self.wake()
 
-    async def end_taken(self, lease_id: str, taken: Taken) -> None:
-        """End a lease since what it needs is gone; nothing happens to one that has ended."""
+    async def end_taken(self, lease_id: str, taken: Taken) -> bool:
+        """End a lease since what it needs is gone; return whether it had not ended yet."""
         # What can no longer be given must not be granted to whoever waits.
         await self.refresh(SELDOM)
-        with contextlib.suppress(LeaseGone):
+        try:
             await self.revoke(lease_id, taken.message, taken.reason)
-            get_logger().info("Lease %s ended: %s", lease_id, taken.message)
+        except LeaseGone:
+            return False
+        return True
 
     async def record_failure(self, lease_id: str, failure: Failure) -> None:
         """Record how a lease's kernel has failed by itself."""
@@ -603,7 +608,9 @@ class Pool(Contract):
         is_kernel = await self.store.run(LeaseStore.has_manager, lease_id)
         return effect_of(lease, await self._activity(lease), is_kernel=is_kernel)
 
-    async def withdraw(self, lease_id: str, message: str, reason: EndReason) -> Lease:
+    async def withdraw(
+        self, lease_id: str, message: str = "", reason: EndReason = EndReason.RELEASED
+    ) -> Lease:
         """Take a lease's slices from its kernel, which lives on: the lease is parked.
 
         ``reason`` says by whom: RELEASED by its user, REVOKED by an administrator, who says why in
@@ -618,7 +625,9 @@ class Pool(Contract):
                 )
             return await self.store.run(LeaseStore.ask_back, lease_id, message, reason, now=True)
 
-    async def ask_back(self, lease_id: str, message: str, reason: EndReason) -> Lease:
+    async def ask_back(
+        self, lease_id: str, message: str = "", reason: EndReason = EndReason.RELEASED
+    ) -> Lease:
         """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
         with self._asked(lease=lease_id):
             if not await self.store.run(LeaseStore.has_manager, lease_id):
@@ -725,6 +734,10 @@ class Pool(Contract):
         }
         with acting(None if self.backend.is_owner else this_process()), refusals(log, told):
             yield
+
+
+def _nothing(_: LeaseStore) -> None:
+    """Do nothing in the store, which is open then."""
 
 
 def _with_fault(status: DeviceStatus, fault: str) -> DeviceStatus:

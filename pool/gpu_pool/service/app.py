@@ -23,8 +23,8 @@ from traitlets.config import Config
 from gpu_pool.audit import AuditLog
 from gpu_pool.courses import SHARED_FOLDERS, CourseFolder, Courses
 from gpu_pool.embedded.pool import local_pool, store_path
-from gpu_pool.pool.pool import Pool
 from gpu_pool.plugins import needs_extra
+from gpu_pool.pool.pool import Pool
 from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.connections import ConnectionLimits, read_networks

@@ -30,10 +30,10 @@ from gpu_pool.courses.arithmetic import Rush, RushGivenUp, SliceFigures, rush, s
 from gpu_pool.courses.editing import difference, digest, how_much, reserved_changes
 from gpu_pool.courses.folder import described_twice, put_in_place, take_back, why_fixed, write_beside
 from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
-from gpu_pool.pool.pool import Pool
 from gpu_pool.names import is_named
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
+from gpu_pool.pool.pool import Pool
 from gpu_pool.service.class_simulations import ClassSimulations, SimulationLimits
 from gpu_pool.service.decisions import DecisionLog
 from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from gpu_pool.pool.pool import Pool
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool_client import GpuPoolError, Lease, Pool, PoolStatus, PoolUnreachable
+from gpu_pool_client import GpuPoolError, Lease, PoolStatus, PoolUnreachable
 from gpu_pool_client._values import Terms
 
 #: Rest after a look, in seconds and in times of what the look took: many decisions are looked at once.

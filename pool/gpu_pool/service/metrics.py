@@ -13,8 +13,8 @@ from tornado.web import RequestHandler
 
 from gpu_pool.audit import AuditLog
 from gpu_pool.devices.inventory import Reading
-from gpu_pool.pool.pool import Pool
 from gpu_pool.plugins import needs_extra
+from gpu_pool.pool.pool import Pool
 from gpu_pool.pool.reconciler import StepCount
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler

@@ -410,13 +410,14 @@ class LeaseStore(RequestStore):
             reclaim.end_overdue(self._db, self._clock.uptime(), self._end)
         return True
 
-    def serve_queue(self) -> bool:
+    def serve_queue(self, *, tell: bool = True) -> bool:
         """Grant to those whose turn has come, as time decides too; return whether there was any.
 
-        Other processes know by it that this one leads.
+        ``tell`` if other processes are to know by it that this one leads.
         """
         with self._db.transaction(self.give_up_at):
-            self._db.run("set_looked_at", {"now": self._clock.uptime()})
+            if tell:
+                self._db.run("set_looked_at", {"now": self._clock.uptime()})
             return self._queue.serve() > 0
 
     def end_over(self) -> None:

@@ -313,7 +313,7 @@ async def test_two_hubs_share_the_gpus_of_a_cluster_and_nothing_else(
                 about = cluster_pool(tmp_path / f"{each}.db", card.kubeconfig, each, pool=each)
                 pools.append(await stack.enter_async_context(about))
             one, two = pools
-            await until(lambda: all(each._view.notebook("ada", "") for each in pools))
+            await until(lambda: all(backend_of(each).view.notebook("ada", "") for each in pools))
             lease = await held(one, "60%")
             await one.launch(lease.id, command())
             await running(one, lease.id)
