@@ -59,7 +59,7 @@ _HOLDERS_REASONS: Final = frozenset(
 _BY_CALLER: Final = frozenset(
     row.name
     for row in OPERATIONS
-    if "caller" in inspect.signature(getattr(EmbeddedPool, row.name)).parameters
+    if "caller" in inspect.signature(getattr(ThePool, row.name)).parameters
 )
 
 
