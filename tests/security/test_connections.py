@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from gpu_pool_client._remote.exchange import ask
 from support.hub import PREFIX, HubService
 from support.pools import until
 from support.service import ForkServer, Service, is_closed, serving
-from support.stand_in_hub import StandInHub, ask_from, behind_stand_in
+from support.stand_in_hub import Outcome, StandInHub, ask_from, behind_stand_in
 from support.users import NOBODY, SOMEBODY, Users
 
 ATTACKER, STUDENT, PROXY = "127.0.0.2", "127.0.0.3", "127.0.0.4"
@@ -45,6 +46,24 @@ async def wait_of(service: HubService, token: str) -> str:
     lease = await service.take(token, "1", f"waits-{token}")
     assert lease["state"] == "waiting"
     return question_of(token, f"leases/{lease['id']}/wait?seconds=300")
+
+
+async def refused_beside(
+    stack: ExitStack, service: HubService, waits: Sequence[tuple[str, str]], token: str
+) -> Outcome:
+    """Ask beside questions that wait, each from an address, until that is refused; return how."""
+    opened: dict[int, socket.socket] = {}
+    while (found := await ask_from(service, STUDENT, token)).status == 200:
+        for number, (address, question) in enumerate(waits):
+            # One may have been refused itself, beside whoever had asked before.
+            if number not in opened or has_come(opened[number]):
+                opened[number] = stack.enter_context(connected(service, address, question))
+    return found
+
+
+def has_come(connection: socket.socket) -> bool:
+    """Whether there is an answer, or an end, to read."""
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 async def first_line(connection: socket.socket) -> str:
@@ -134,13 +153,8 @@ async def test_the_last_connections_are_kept_for_those_who_hold_slices_and_admin
         hub.admins = {"root"}
         assert (await service.take("ada"))["state"] == "held"
         with ExitStack() as stack:
-            for user in ("eve", "mallory"):
-                waits = await wait_of(service, user)
-                for _ in range(3):
-                    stack.enter_context(connected(service, ATTACKER, waits))
-            # Once all of them are being answered.
-            while (refused := await ask_from(service, STUDENT, "grace")).status == 200:
-                pass
+            waits = [(ATTACKER, await wait_of(service, user)) for user in ("eve", "mallory")]
+            refused = await refused_beside(stack, service, waits * 3, "grace")
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             assert "kept for administrators and for users who hold a slice" in refused.problem["message"]
             assert (await ask_from(service, STUDENT, "root")).status == 200
@@ -195,11 +209,9 @@ async def test_one_user_has_so_many_connections_from_wherever(
         hub.users = {"eve": "eve", "eve-2": "eve", "grace": "grace"}
         with ExitStack() as stack:
             await service.take("grace")
-            for number, token in enumerate(("eve", "eve-2", "eve")):
-                waits = await wait_of(service, token)
-                stack.enter_context(connected(service, f"127.0.1.{number + 1}", waits))
-            while (refused := await ask_from(service, STUDENT, "eve")).status == 200:
-                pass
+            tokens = enumerate(("eve", "eve-2", "eve"))
+            waits = [(f"127.0.1.{number + 1}", await wait_of(service, token)) for number, token in tokens]
+            refused = await refused_beside(stack, service, waits, "eve")
             assert refused.status == 429
             assert "3 connections to the pool already" in refused.problem["message"]
             assert (await ask_from(service, ATTACKER, "grace")).status == 200
@@ -239,7 +251,7 @@ import pwd
 from types import SimpleNamespace
 from gpu_pool.service import callers
 pwd.getpwnam = lambda name: SimpleNamespace(pw_name=name, pw_uid=1000)
-callers.subordinate_owner.__defaults__ = (__import__("pathlib").Path({file!r}),)
+callers.ACCOUNTS.__init__(subordinates=__import__("pathlib").Path({file!r}))
 """
 
 
@@ -340,8 +352,8 @@ async def test_the_sockets_last_connections_are_kept_for_those_who_hold_slices_a
             holds = "return (await pool.request(parse_request('2%'), Holder('x'), 'key')).state.value"
             # She lives on: with her process her lease would end.
             assert (await users.start(SOMEBODY, holds))[0] == "held"
-            for uid in (64_001, 64_002):
-                lease, _ = await users.start(uid, WAITS)
+            leases = {uid: (await users.start(uid, WAITS))[0] for uid in (64_001, 64_002)}
+            for uid, lease in leases.items():
                 waits = QUESTION.format(prefix="/", path=f"leases/{lease}/wait?seconds=300", more="")
                 await attack.open(uid, 3, waits.encode())
             while (said := await refusal(users, NOBODY)) is None:

@@ -91,7 +91,7 @@ def addresses_of_the_api(texts: Sequence[str]) -> Iterator[str]:
     """Yield each address with each of the hostile texts: as a parameter, in the query, and behind it."""
     for route in ROUTES:
         plain = f"api/v1{filled(route.path, '1-0')}"
-        names = {name for operation in route.operations.values() for name in operation.query} | {"any"}
+        names = {name for exchange in route.exchanges.values() for name in exchange.query} | {"any"}
         for text in texts:
             if "{" in route.path:
                 yield f"api/v1{filled(route.path, text)}"
