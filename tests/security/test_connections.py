@@ -357,7 +357,8 @@ async def test_the_sockets_last_connections_are_kept_for_those_who_hold_slices_a
                 waits = QUESTION.format(prefix="/", path=f"leases/{lease}/wait?seconds=300", more="")
                 await attack.open(uid, 3, waits.encode())
             while (said := await refusal(users, NOBODY)) is None:
-                pass  # until all of them are being answered
+                # In place of one that was refused itself, beside whoever had asked before.
+                await attack.open(uid, 1, waits.encode())
             assert "too many" in said
             assert await users.run(0, ASKS) == 1
             while True:  # that she holds one is seen with the next look at the pool
