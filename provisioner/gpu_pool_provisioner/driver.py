@@ -19,12 +19,12 @@ from gpu_pool_client import (
     NotAllowed,
 )
 from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.launchers.base import Launch, NotReadyError, ProxiedKernel
+from gpu_pool_provisioner.lease_client import LeaseClient
 from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy.channels import Channel, close_all
 from gpu_pool_provisioner.proxy.front import bind_front
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
-from gpu_pool_provisioner.proxy.runs import Launch, NotReadyError, ProxiedKernel
 from gpu_pool_provisioner.proxy.signed import session_of
 from gpu_pool_provisioner.session import (
     TABLE,
@@ -70,7 +70,9 @@ class SessionDriver:
         self._session = Session(lease_client.size, kernel.grace)
         #: Set, and replaced, whenever the session changes.
         self._changed = asyncio.Event()
+        #: What has happened while something else did, and whether something does.
         self._events: deque[events.Event] = deque()
+        self._is_happening = False
         #: What goes on for as long as the session is in its state, and all else that is under way.
         self._work: asyncio.Task[events.Event] | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -280,13 +282,14 @@ class SessionDriver:
         While an effect is performed, its own events wait for those that are next to it.
         """
         self._events.append(event)
-        if len(self._events) > 1:
+        if self._is_happening:
             return
-        while self._events:
-            try:
-                self._happen(self._events[0])
-            finally:
-                self._events.popleft()
+        self._is_happening = True
+        try:
+            while self._events:
+                self._happen(self._events.popleft())
+        finally:
+            self._is_happening = False
 
     def _happen(self, event: events.Event) -> None:
         if isinstance(event, events.WorkSubmitted):
@@ -300,7 +303,7 @@ class SessionDriver:
         if self._session.state is not before.state:
             self._give_up_work()
         for effect in due:
-            self._perform(effect)
+            self._attempt(effect, event)
         self._set_alarm()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -334,6 +337,15 @@ class SessionDriver:
             await self._changed.wait()
 
     # -- Effects ---------------------------------------------------------------
+
+    def _attempt(self, effect: effects.Effect, event: events.Event) -> None:
+        """Perform an effect; let no mistake of ours leave cells waiting for ever."""
+        try:
+            self._perform(effect)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the session ends what it was about
+            get_logger().error("A kernel's session failed at %s.", effect, exc_info=error)
+            if not isinstance(event, events.Failed):
+                self._events.append(events.Failed(error))
 
     def _perform(self, effect: effects.Effect) -> None:
         match effect:

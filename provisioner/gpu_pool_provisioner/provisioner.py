@@ -52,11 +52,12 @@ from gpu_pool_provisioner.driver import SessionDriver, wait_given_up
 from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.idle_kernels import remember, say_idle_others
 from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, SliceEnvironment, expected_lease
+from gpu_pool_provisioner.launchers import pod
+from gpu_pool_provisioner.launchers.base import Launch, ProxiedKernel
+from gpu_pool_provisioner.lease_client import LeaseClient
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
-from gpu_pool_provisioner.proxy import messages, pod_runs
+from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.backend import BackendConnection
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.session import Session
 from gpu_pool_provisioner.session.session import MARGIN
@@ -481,9 +482,9 @@ class GPUPoolProvisioner(SliceSettings):
     ) -> KernelCommand:
         if self.preload is not None:
             say_cold_in_pods()
-        argv = self.pod_argv or pod_runs.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
-        variables = pod_runs.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
-        folder = pod_runs.folder_in_pod(kwargs.get("cwd"), home_folder())
+        argv = self.pod_argv or pod.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
+        variables = pod.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
+        folder = pod.folder_in_pod(kwargs.get("cwd"), home_folder())
         return KernelCommand(tuple(argv), connection, variables, folder)
 
     @property

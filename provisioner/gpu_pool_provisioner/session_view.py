@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from gpu_pool_client import LeaseState
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.lease_client import LeaseClient
 from gpu_pool_provisioner.session import Session, State, idling
 from gpu_pool_provisioner.slice_state import IdleState, ProxyState, SlicePhase
 

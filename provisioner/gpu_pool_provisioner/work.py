@@ -25,13 +25,14 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import NOT_NOW
+from gpu_pool_provisioner.launchers.base import KernelRun, Launch, NotReadyError, ProxiedKernel
+from gpu_pool_provisioner.launchers.pod import NotStartedError, PodRun, pod_connection
+from gpu_pool_provisioner.launchers.process import ProcessRun
+from gpu_pool_provisioner.lease_client import LeaseClient, retry
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
 from gpu_pool_provisioner.proxy.channels import Channel
 from gpu_pool_provisioner.proxy.hold_back import HoldBack
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient, retry
 from gpu_pool_provisioner.proxy.pending import PendingKernel
-from gpu_pool_provisioner.proxy.pod_runs import NotStartedError, PodRun, pod_connection
-from gpu_pool_provisioner.proxy.runs import KernelRun, Launch, NotReadyError, ProcessRun, ProxiedKernel
 from gpu_pool_provisioner.session import (
     Session,
     State,

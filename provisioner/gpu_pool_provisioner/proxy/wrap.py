@@ -48,13 +48,13 @@ from gpu_pool_provisioner.kernel_slice import (
     purpose,
     shared_pool,
 )
+from gpu_pool_provisioner.launchers.base import Launch, ProxiedKernel
+from gpu_pool_provisioner.launchers.pod import command_in_pod, folder_in_pod
+from gpu_pool_provisioner.lease_client import LeaseClient
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.events import ended, first_of
 from gpu_pool_provisioner.proxy.front import PortTakenError, bind_front
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient
-from gpu_pool_provisioner.proxy.pod_runs import command_in_pod, folder_in_pod
-from gpu_pool_provisioner.proxy.runs import Launch, ProxiedKernel
 from gpu_pool_provisioner.proxy.signed import session_of
 from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
 from gpu_pool_provisioner.settings import default_outage_timeout

@@ -15,7 +15,7 @@ from gpu_pool_client import Holder, PoolUnreachable, parse_request
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner import provisioner
 from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient
+from gpu_pool_provisioner.lease_client import LeaseClient
 from gpu_pool_provisioner.settings import default_outage_timeout
 from gpu_pool_provisioner.work import SessionWork
 from support.frontend import frontend

@@ -14,7 +14,8 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
 
 from gpu_pool_client._background import in_background
-from gpu_pool_provisioner.proxy import lease_client, pending
+from gpu_pool_provisioner import lease_client
+from gpu_pool_provisioner.proxy import pending
 from support.frontend import Cell, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.server import Server, server
@@ -26,7 +27,8 @@ __all__ = ["server"]
 IDLE = 5
 _CONFIG = """
 from gpu_pool_client._background import in_background
-from gpu_pool_provisioner.proxy import lease_client, pending
+from gpu_pool_provisioner import lease_client
+from gpu_pool_provisioner.proxy import pending
 lease_client._SOON = pending.SHOWN_EVERY = 0.2
 pending.COUNTS_FOR = {counts}
 c.MappingKernelManager.cull_idle_timeout = {idle}

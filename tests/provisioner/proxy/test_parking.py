@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
-from gpu_pool_provisioner.proxy import lease_client
+from gpu_pool_provisioner import lease_client
 from gpu_pool_provisioner.session import idling
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, kill

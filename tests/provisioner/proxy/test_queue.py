@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpu_pool_provisioner.proxy.lease_client import queue_watch_of
+from gpu_pool_provisioner.lease_client import queue_watch_of
 from support.jupyter_env import JupyterEnv
 from support.pools import until
 

@@ -19,7 +19,7 @@ from traitlets.config import Configurable
 
 from gpu_pool_client import EndReason, LeaseGone, PoolUnreachable, TimedOut
 from gpu_pool_provisioner import wait_log
-from gpu_pool_provisioner.proxy.runs import NotReadyError
+from gpu_pool_provisioner.launchers.base import NotReadyError
 from gpu_pool_provisioner.slice_state import SlicePhase
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually
 

@@ -31,17 +31,17 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.kernel_slice import kernel_command
-from gpu_pool_provisioner.proxy.channels import Channels
-from gpu_pool_provisioner.proxy.events import before
-from gpu_pool_provisioner.proxy.lease_client import LeaseClient, retry
-from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
-from gpu_pool_provisioner.proxy.runs import (
+from gpu_pool_provisioner.launchers.base import (
     START_TIMEOUT,
     KernelRun,
     Launch,
     NotReadyError,
     ProxiedKernel,
 )
+from gpu_pool_provisioner.lease_client import LeaseClient, retry
+from gpu_pool_provisioner.proxy.channels import Channels
+from gpu_pool_provisioner.proxy.events import before
+from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
 from gpu_pool_provisioner.session.idling import taken

@@ -1,0 +1,111 @@
+"""What a session needs of whatever launches its kernel, signals it and sees its end."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from gpu_pool_client import KernelCommand, Lease
+from gpu_pool_provisioner.lease_client import LeaseClient
+from gpu_pool_provisioner.proxy.backend import BackendConnection
+from gpu_pool_provisioner.proxy.relay import Relay
+from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
+
+#: Seconds in which a pod must run, if its pool lets it take that long; and the most that a pool takes.
+START_TIMEOUT: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the real kernel is launched on a held lease."""
+
+    #: Its command, as its kernelspec has it.
+    command: Sequence[str]
+    #: Launches it on this machine, tells it the given connection, and returns its pid. May raise ``OSError``.
+    here: Callable[[Lease, BackendConnection], Awaitable[int]]
+    #: Says what the pool is to launch, with the given connection, where it runs kernels in pods.
+    in_pod: Callable[[Mapping[str, Any]], KernelCommand]
+    #: Where it listens, if it was launched already, by another process.
+    continues: BackendConnection | None = None
+
+
+class NotReadyError(Exception):
+    """The real kernel does not run; the text says why, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedKernel:
+    """What a proxy has to know of the kernel it speaks for."""
+
+    #: The connection file that its frontends read.
+    connection_file: str
+    #: The content of the kernel_info_reply to give while it does not run.
+    introduction: Mapping[str, Any]
+    #: Seconds in which it must answer once it runs.
+    ready_timeout: float
+    #: Seconds for which its death is forgiven, so that it can be launched again on its slice.
+    grace: float
+    #: Whether somebody is shutting it down: then an interrupt is not meant to give up the wait.
+    ending: Callable[[], bool] = bool
+    #: Seconds in which its pod must run.
+    start_timeout: float = START_TIMEOUT
+
+    def connection(self) -> dict[str, Any]:
+        """Read what the connection file says."""
+        found: dict[str, Any] = json.loads(Path(self.connection_file).read_text())
+        return found
+
+
+class KernelRun(abc.ABC):
+    """One run of the real kernel, and the relay to it."""
+
+    #: Whether it is a process of this machine: that takes signals, and is seen by whoever manages the kernel.
+    is_process = True
+
+    def __init__(self, lease_client: LeaseClient, end: asyncio.Future[None]) -> None:
+        self._lease_client = lease_client
+        #: Done when the kernel has ended.
+        self.end = end
+        #: Why the pool has taken the slice; None where the kernel ended by itself.
+        self.taken: ExpiryStep | None = None
+        #: What is known of an end by itself, in a sentence.
+        self.exit_message = ""
+        self._relay: Relay | None = None
+
+    @property
+    def relay(self) -> Relay:
+        """Passes messages on; it is there once :meth:`until_ready` has returned."""
+        assert self._relay is not None
+        return self._relay
+
+    def unanswered(self) -> list[list[zmq.Frame]]:
+        """Return the code that was passed on and has had no reply, in order."""
+        return self._relay.unanswered() if self._relay else []
+
+    @abc.abstractmethod
+    async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
+        """Return how the kernel introduces itself, once it answers and its lease is safe.
+
+        Raises ``NotReadyError``, and ``LeaseGone`` where the slice was lost meanwhile.
+        """
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End the kernel, unless it has ended; :attr:`end` tells when it has."""
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Have nothing more to do with the kernel. Nobody waits for its end."""
+
+    def close(self) -> None:
+        """Let go of the kernel. May be repeated."""
+        if self._relay is not None:
+            self._relay.close()
+        self.end.cancel()

@@ -1,0 +1,34 @@
+"""Mistakes of ours: no cell waits for ever, and the next one runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_pool_provisioner.proxy.relay import Relay
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually
+
+
+async def test_what_fails_as_a_kernel_has_just_answered_is_told_in_the_cell(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, failures = Relay.begin, iter([ValueError("no such thing")])
+
+    def fails_once(relay: Relay) -> None:
+        for failure in failures:
+            raise failure
+        begin(relay)
+
+    monkeypatch.setattr(Relay, "begin", fails_once)
+    held = await jupyter_env.fill("1")
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("1")
+        await cell.shows("Waiting")
+        await jupyter_env.pool.release(held.id)
+        assert "The kernel proxy failed: ValueError('no such thing')" in (await cell.done()).outputs[0]
+        await km.restart_kernel(now=True)
+        assert (await page.run("print('well')").done()).outputs == ["well\n"]
+    await km.shutdown_kernel(now=True)
+    await eventually(jupyter_env.is_empty)
