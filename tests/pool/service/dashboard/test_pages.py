@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.embedded import pool
+from gpu_pool.pool import pool
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Activity, EndReason, Failure, LeaseState, Process
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
