@@ -49,7 +49,7 @@ class ClusterReference(Reference):
 def still_cluster(path: Path, backend: ClusterBackend, settings: PoolSettings, _: Clock) -> Pool:
     """Return a pool over a cluster, with the clocks that the folder of its store names."""
     clock = Clocks(path.with_name("clocks")).clock()
-    return stand_still(Pool(path, backend, settings, clock), clock)
+    return stand_still(Pool(path, backend, settings, clock), settings, clock)
 
 
 class ClusterGround(Socket):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.clock import Clock
+from gpu_pool.courses.folder import SharedFolders
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.backend import LocalBackend
 from gpu_pool.pool.pool import Pool
@@ -44,11 +45,15 @@ class Clocks:
         return Clock(lambda: self.read()[0], lambda: self.read()[1])
 
 
-def stand_still(pool: Pool, clock: Clock) -> Pool:
-    """Let a pool's courses go by that clock; what is over has been ended whenever its status is told."""
+def stand_still(pool: Pool, settings: PoolSettings, clock: Clock) -> Pool:
+    """Let a pool's courses go by that clock; what is over has been ended whenever its status is told.
+
+    It has course files of its own, as after a crash: what a pool before it remembers of them is not known.
+    """
     assert pool._course_admission is not None
-    assert pool._course_admission._folder is not None
-    pool._course_admission._folder._clock = clock
+    folder = SharedFolders().folder(Path(settings.courses_dir), settings.courses)
+    folder._clock = clock
+    pool._course_admission._folder = folder
     status = pool.status
 
     async def after_a_pass() -> PoolStatus:
@@ -65,7 +70,7 @@ def still_pool(path: Path, settings: PoolSettings, *, owner: bool = False) -> Po
     backend = LocalBackend(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
     # No card is behind these devices that could be watched over.
     backend.enforcer._watch_over = lambda: None  # type: ignore[method-assign]
-    return stand_still(Pool(path, backend, settings, clock), clock)
+    return stand_still(Pool(path, backend, settings, clock), settings, clock)
 
 
 def _read_devices(path: Path) -> tuple[Device, ...]:
