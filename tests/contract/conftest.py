@@ -50,7 +50,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def is_remote(backend: str) -> bool:
     """Whether the pool is a service's, which leaves some operations to its web pages."""
-    return backend not in ("embedded", "caller")
+    return backend not in ("embedded", "caller", "racks")
 
 
 @pytest.fixture
