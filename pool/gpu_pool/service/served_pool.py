@@ -57,9 +57,7 @@ _HOLDERS_REASONS: Final = frozenset(
 )
 #: The methods of a pool that depend on who asks, beyond what their arguments say.
 _BY_CALLER: Final = frozenset(
-    row.name
-    for row in OPERATIONS
-    if "caller" in inspect.signature(getattr(ThePool, row.name)).parameters
+    row.name for row in OPERATIONS if "caller" in inspect.signature(getattr(ThePool, row.name)).parameters
 )
 
 
