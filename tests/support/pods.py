@@ -105,8 +105,8 @@ class PodPool(Pool):
     """See above. Its pods start when :attr:`images` says so."""
 
     def __init__(self, url: str) -> None:
-        self._inner: ThePool = open_embedded(url)
-        self.url = self._inner.url
+        self.inner: ThePool = open_embedded(url)
+        self.url = self.inner.url
         self._folder = Path(url.removeprefix("embedded:")).parent
         #: The last pod of each lease.
         self.pods: dict[str, PodProcess] = {}
@@ -125,7 +125,7 @@ class PodPool(Pool):
 
     async def launch(self, lease_id: str, kernel: KernelCommand) -> KernelPod:
         self._check()
-        if (await self._inner.get_lease(lease_id)).state is not LeaseState.HELD:
+        if (await self.inner.get_lease(lease_id)).state is not LeaseState.HELD:
             raise BadRequest("This lease is not held.")
         await self.end_pod(lease_id)
         folder = self._folder / f"pod-{next(_NUMBERS)}"
@@ -169,7 +169,7 @@ class PodPool(Pool):
         pod.taken = words
         pod.end()
         with contextlib.suppress(LeaseGone):  # whoever saw the pod's end may have been faster
-            await self._inner.revoke(lease_id, words)
+            await self.inner.revoke(lease_id, words)
 
     @property
     def running(self) -> list[PodProcess]:
@@ -179,14 +179,14 @@ class PodPool(Pool):
     # -- The rest ----------------------------------------------------------
 
     async def _perform(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
-        found = await getattr(self._inner, verb.__name__)(*args, **kwargs)
+        found = await getattr(self.inner, verb.__name__)(*args, **kwargs)
         return _in_pod(found) if isinstance(found, Lease) else found
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
-        return _in_pod(await self._inner.wait(lease_id, timeout))
+        return _in_pod(await self.inner.wait(lease_id, timeout))
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
-        async for lease in self._inner.watch(lease_id):
+        async for lease in self.inner.watch(lease_id):
             yield _in_pod(lease)
 
     async def activity(self, lease_id: str) -> Activity:
@@ -201,7 +201,7 @@ class PodPool(Pool):
         self.images.clear()
         for pod in self.launched:
             pod.end()
-        await self._inner.close()
+        await self.inner.close()
 
 
 def _in_pod(lease: Lease) -> Lease:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextvars import Context
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gpu_pool.pool.backend import Backend, Taken
 from gpu_pool.pool.reconciler import Facts, Reconciler, Step
@@ -18,7 +18,6 @@ from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolUnreachable, Process
-from gpu_pool_client._background import background_loop
 
 #: How old, in seconds, what is known of the devices may be where nobody asks for any.
 SELDOM: Final = 10.0
@@ -87,11 +86,15 @@ class Passes:
     def begin(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Make passes from now on: in this event loop, or in one of this process's own."""
         with self._starting:
-            if self._running is None:
-                loop = loop or background_loop("reconciler")
-                # What follows by itself is in nobody's name, whoever asks at this moment.
-                run = asyncio.run_coroutine_threadsafe
-                self._running = Context().run(run, self._reconciler.run(), loop)
+            if self._running is not None:
+                return
+            # What follows by itself is in nobody's name, whoever asks at this moment.
+            run, in_nobodys_name = self._reconciler.run, Context().run
+            if loop is not None:
+                self._running = in_nobodys_name(asyncio.run_coroutine_threadsafe, run(), loop)
+            else:
+                # A thread that ends with the passes: one that stayed would take signals which are for others.
+                self._running = in_nobodys_name(_in_thread, run)
 
     async def end(self) -> None:
         """Make no passes any more, and wait for the last one."""
@@ -182,6 +185,22 @@ class Passes:
     async def _living(self) -> Sequence[Lease]:
         status = await self._store.run(LeaseStore.status, self._pool.url)
         return (*status.leases, *status.queue)
+
+
+def _in_thread(run: Callable[[], Coroutine[Any, Any, None]]) -> Future[None]:
+    """Run a coroutine to its end in an event loop, and a thread, of its own."""
+    done: Future[None] = Future()
+
+    def begin() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the end
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=begin, name="gpu-pool-reconciler", daemon=True).start()
+    return done
 
 
 def _held(store: LeaseStore) -> Sequence[Lease]:

@@ -66,6 +66,8 @@ class Reconciler:
         self.on_change: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken, self._stopping = asyncio.Event(), asyncio.Event()
+        #: Whether it is to stop, also where it has not begun yet.
+        self._is_stopped = False
         #: What was last logged of each step that fails.
         self._complaints: dict[str, str] = {}
 
@@ -97,7 +99,7 @@ class Reconciler:
     async def run(self) -> None:
         """Make passes until :meth:`stop`: when woken, and at least every second or so."""
         self._loop = asyncio.get_running_loop()
-        while not self._stopping.is_set():
+        while not self._is_stopped:
             began = time.monotonic()
             with suppress(Exception):  # logged, and tried again in the next pass
                 if await self.once():
@@ -115,6 +117,7 @@ class Reconciler:
 
     def stop(self) -> None:
         """Make no pass any more after the one that is under way."""
+        self._is_stopped = True
         self._set(self._stopping)
         self._set(self._woken)
 

@@ -15,14 +15,14 @@ SLOW = """
 import asyncio, pathlib
 from gpu_pool.enforcement.enforcer import Enforcer
 
-async def hand_back(self, lease):
+async def restore(self, lease):
     pathlib.Path({folder!r}, "begun").touch()
     try:
         await asyncio.Event().wait()
     finally:
         pathlib.Path({folder!r}, "cut-off").touch()
 
-Enforcer.hand_back = hand_back
+Enforcer.restore = restore
 """
 
 

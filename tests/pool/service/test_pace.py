@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.caller import Caller
-from gpu_pool.devices import Inventory
 from gpu_pool.pool.pool import Pool as ThePool
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import RatePerMinute
 from gpu_pool.service.served_pool import ServedPool
-from gpu_pool.settings import PoolSettings
 from gpu_pool_client import (
     EndedLease,
     Holder,
@@ -30,7 +28,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.hub import ADMIN, TESTER, Hub, serving_hub
-from support.pools import device
+from support.pools import embedded
 from support.service import ForkServer
 
 LOG = logging.getLogger(__name__)
@@ -58,23 +56,25 @@ def test_those_who_ask_too_much_are_remembered_whoever_else_comes() -> None:
         pace.count("user-0")
 
 
-class CountingPool(ThePool):
-    """Knows how many questions of each user it has answered at once, at most."""
+class Counting:
+    """Knows how many questions of each user a pool has answered at once, at most."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, PoolSettings(), lambda: Inventory((device(0),), "test"))
+    def __init__(self, pool: ThePool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pool, self._read, self._foresee = pool, pool.history, pool.forecast
         self.under_way: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
+        monkeypatch.setattr(pool, "history", self.history)
+        monkeypatch.setattr(pool, "forecast", self.forecast)
 
     async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
         with self._answering("all"), self._answering(str(user)):
-            return await super().history(since, user=user)
+            return await self._read(since, user=user)
 
     async def forecast(
         self, request: SliceRequest, holder: Holder, *, caller: Caller | None = None
     ) -> Outlook | None:
         with self._answering(holder.user):
-            found = await super().forecast(request, holder, caller=caller)
+            found = await self._foresee(request, holder, caller=caller)
             await asyncio.sleep(0.01)
             return found
 
@@ -87,9 +87,9 @@ class CountingPool(ThePool):
 
 
 @pytest.fixture
-async def counting(tmp_path: Path) -> AsyncIterator[CountingPool]:
-    async with CountingPool(tmp_path / "store.db") as pool:
-        yield pool
+async def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Counting]:
+    async with embedded(tmp_path / "store.db") as pool:
+        yield Counting(pool, monkeypatch)
 
 
 def for_callers(pool: ThePool, *users: str) -> list[Pool]:
@@ -98,13 +98,13 @@ def for_callers(pool: ThePool, *users: str) -> list[Pool]:
     return [served.for_caller(Caller(each, each == "root", each, Process.current())) for each in users]
 
 
-async def test_a_users_history_is_read_once_at_a_time(counting: CountingPool) -> None:
-    await asyncio.gather(*(each.history() for each in for_callers(counting, "ada", "ada", "ada", "bob")))
+async def test_a_users_history_is_read_once_at_a_time(counting: Counting) -> None:
+    await asyncio.gather(*(each.history() for each in for_callers(counting.pool, "ada", "ada", "ada", "bob")))
     assert counting.most == {"ada": 1, "bob": 1, "all": 2}
 
 
-async def test_a_users_questions_are_answered_one_at_a_time(counting: CountingPool) -> None:
-    some, callers = parse_request("2%"), for_callers(counting, *["eve", "root"] * 5)
+async def test_a_users_questions_are_answered_one_at_a_time(counting: Counting) -> None:
+    some, callers = parse_request("2%"), for_callers(counting.pool, *["eve", "root"] * 5)
     await asyncio.gather(*(each.forecast(some, Holder("somebody")) for each in callers))
     assert counting.most == {"eve": 1, "root": 5}
 

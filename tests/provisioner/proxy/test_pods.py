@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.pool.backend import Adapted
 from gpu_pool_client import PodPhase, parse_request
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually
@@ -235,7 +236,10 @@ async def test_another_size_comes_with_a_restart(
 async def test_a_slice_of_another_size_than_was_asked_for_is_told(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pods._inner, "_counted_as", lambda _: parse_request("3%"))
+    async def adapt(*_: object) -> Adapted:
+        return Adapted(parse_request("3%"))
+
+    monkeypatch.setattr(pods.inner.backend, "adapt", adapt)
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
