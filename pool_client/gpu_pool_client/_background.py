@@ -33,6 +33,10 @@ WAITS: Final = 5.0
 _SOON: Final = 2.0
 _SELDOM: Final = 30.0
 
+#: Seconds after which a loop that waits looks by itself whether it has been answered. One that was made
+#: before a fork shares the pipe that wakes it with its parent and siblings, any of whom may empty it.
+_AWAKE_EVERY: Final = 0.5
+
 #: Stands for each that is still to be given back, by its name.
 _jobs: Final[dict[Hashable, object]] = {}
 #: The try that is under way, by the same name. Used on the background loop alone.
@@ -53,7 +57,14 @@ async def in_background(work: Coroutine[Any, Any, T]) -> T:
 
     Work that is no longer waited for is cancelled.
     """
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background_loop()))
+    answer = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background_loop()))
+    try:
+        while not answer.done():
+            await asyncio.wait({answer}, timeout=_AWAKE_EVERY)
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    return answer.result()
 
 
 def background_loop(name: str = "background") -> asyncio.AbstractEventLoop:
