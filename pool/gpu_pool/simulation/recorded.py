@@ -1,0 +1,229 @@
+"""Recorded days: sessions that had a slice, and when their cells ran on it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, TypeVar
+
+from gpu_pool.simulation.engine import Arrival
+from gpu_pool_client import WHOLE, BadRequest, SliceRequest
+
+T = TypeVar("T")
+
+_HOUR: Final = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCell:
+    """One cell, or whatever else kept a session's slice busy. Times are in seconds."""
+
+    at: float
+    seconds: float
+    #: Thousandths of a GPU that it needed itself, of all devices together; None for all that its session had.
+    milli: int | None = None
+
+    @property
+    def ended_at(self) -> float:
+        """When it ended."""
+        return self.at + self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSession:
+    """One kernel or job, from asking for its slice to its end, as if the slice had been there at once."""
+
+    at: float
+    ends_at: float
+    user: str
+    course: str
+    request: SliceRequest
+    #: Thousandths of a GPU that it had, of all devices together.
+    milli: int
+    #: In order of time; one from the first to the last second where it is not known what was busy when.
+    cells: tuple[RecordedCell, ...]
+
+    @property
+    def gpus(self) -> float:
+        """What it had, in whole GPUs."""
+        return self.milli / WHOLE
+
+    @property
+    def gpu_seconds(self) -> float:
+        """What it reserved from its first to its last second."""
+        return self.gpus * (self.ends_at - self.at)
+
+    @property
+    def used_gpu_seconds(self) -> float:
+        """What it reserved while its cells ran."""
+        return self.gpus * sum(cell.seconds for cell in self.cells)
+
+    def moved(self, seconds: float) -> RecordedSession:
+        """Return it so many seconds later."""
+        cells = tuple(replace(cell, at=cell.at + seconds) for cell in self.cells)
+        return replace(self, at=self.at + seconds, ends_at=self.ends_at + seconds, cells=cells)
+
+    def within(self, begin: float, end: float) -> RecordedSession | None:
+        """Return the part of it between two times, counted from the first; None where there is none."""
+        at, ends_at = max(self.at, begin), min(self.ends_at, end)
+        if at >= ends_at:
+            return None
+        cells = [
+            RecordedCell(
+                max(cell.at, begin) - begin,
+                min(cell.ended_at, end) - max(cell.at, begin),
+                cell.milli,
+            )
+            for cell in self.cells
+            if cell.at < end and cell.ended_at > begin
+        ]
+        return replace(self, at=at - begin, ends_at=ends_at - begin, cells=tuple(cells))
+
+
+@dataclass(frozen=True, slots=True)
+class UnlimitedSums:
+    """What the sessions would hold if there were GPUs for everybody. Amounts are GPU-hours."""
+
+    reserved: float
+    #: By cells, each counted with the GPUs that it needed itself.
+    used: float
+    #: If each cell took what it needed itself, and kept it for so many seconds after it had ended.
+    held: Mapping[float, float]
+    #: The part of all cells that would then have to take a slice again.
+    again: Mapping[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDays:
+    """What was read of a file."""
+
+    #: In order of time.
+    sessions: tuple[RecordedSession, ...]
+    #: Whether it is known when cells ran.
+    has_cells: bool = False
+    #: Rows that are understood and tell nothing here, such as jobs without a GPU.
+    left_out: int = 0
+    #: Rows that are not understood: the line of the file, and why.
+    bad: tuple[tuple[int, str], ...] = ()
+
+    def window(self, begin: float, seconds: float) -> RecordedDays:
+        """Return a part of them, with time counted from its begin.
+
+        Sessions with cells are cut at both ends. Of others those are in it that asked
+        for their slice in it, whole: what they would have done otherwise is not known.
+        """
+        end = begin + seconds
+        if self.has_cells:
+            parts = (session.within(begin, end) for session in self.sessions)
+            return replace(self, sessions=tuple(part for part in parts if part is not None))
+        inside = [session for session in self.sessions if begin <= session.at < end]
+        return replace(self, sessions=tuple(session.moved(-begin) for session in inside))
+
+    def arrivals(self) -> list[Arrival]:
+        """Return the sessions as leases that are held from their first second to their last."""
+        return [
+            Arrival(each.at, each.user, each.course, each.request, each.ends_at - each.at)
+            for each in self.sessions
+        ]
+
+    def sums(self, limits: Sequence[float]) -> UnlimitedSums:
+        """Return what would be held without any queue; ``limits`` are idle seconds."""
+        cells = max(1, sum(len(session.cells) for session in self.sessions))
+        used = sum(_own(session, cell) * cell.seconds for session in self.sessions for cell in session.cells)
+        held = {limit: used + sum(_kept(session, limit) for session in self.sessions) for limit in limits}
+        again = {limit: sum(_returns(session, limit) for session in self.sessions) for limit in limits}
+        return UnlimitedSums(
+            reserved=sum(session.gpu_seconds for session in self.sessions) / _HOUR,
+            used=used / _HOUR,
+            held={limit: amount / _HOUR for limit, amount in held.items()},
+            again={limit: count / cells for limit, count in again.items()},
+        )
+
+
+def _own(session: RecordedSession, cell: RecordedCell) -> float:
+    return (session.milli if cell.milli is None else cell.milli) / WHOLE
+
+
+def _kept(session: RecordedSession, limit: float) -> float:
+    """Return the GPU-seconds that a session keeps between cells."""
+    return sum(
+        _own(session, cell) * min(max(0.0, following.at - cell.ended_at), limit)
+        for cell, following in pairwise(session.cells)
+    )
+
+
+def _returns(session: RecordedSession, limit: float) -> int:
+    return sum(following.at - cell.ended_at > limit for cell, following in pairwise(session.cells))
+
+
+def read_rows(
+    lines: Iterable[str],
+    columns: Sequence[str],
+    read: Callable[[Mapping[str, str]], T | None],
+    *,
+    header: Sequence[str] | None = None,
+) -> tuple[list[T], int, tuple[tuple[int, str], ...]]:
+    """Read the rows of a file of comma-separated values.
+
+    Parameters
+    ----------
+    lines
+        The file's.
+    columns
+        Those that are needed.
+    read
+        Reads one row; returns None for one that is left out, raises ``ValueError`` or ``TypeError``
+        for one that is not understood.
+    header
+        The names of all columns, for files that do not begin with them.
+
+    Returns
+    -------
+    What was read; how many rows were left out; and those that were not understood, by line, and why.
+
+    Raises
+    ------
+    BadRequest
+        A column is missing.
+    """
+    rows = csv.DictReader(lines, fieldnames=header)
+    missing = [name for name in columns if name not in (rows.fieldnames or ())]
+    if missing:
+        raise BadRequest(f"The trace has no column {', '.join(missing)}.", f"Needed: {', '.join(columns)}.")
+    found: list[T] = []
+    bad: list[tuple[int, str]] = []
+    left_out = 0
+    for row in rows:
+        try:
+            each = read(row)
+        except (ValueError, TypeError) as error:
+            bad.append((rows.line_num, f"{error!s:.200}"))
+            continue
+        if each is None:
+            left_out += 1
+        else:
+            found.append(each)
+    return found, left_out, tuple(bad)
+
+
+def read_number(row: Mapping[str, str], column: str, most: float = 1e12) -> float:
+    """Return a column's number. Raises ``ValueError`` that names the column."""
+    text = row[column] or ""
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{column} is {text[:40]!a}, not a number") from None
+    if not 0 <= number <= most:
+        raise ValueError(f"{column} is {number:g}")
+    return number
+
+
+def whole_session(
+    at: float, seconds: float, user: str, course: str, request: SliceRequest
+) -> RecordedSession:
+    """Return a session of which is known only that it had its slice: as if one cell had run all the time."""
+    cell = RecordedCell(at, seconds)
+    milli = request.count * (request.milli or WHOLE)
+    return RecordedSession(at, at + seconds, user, course, request, milli, (cell,))
