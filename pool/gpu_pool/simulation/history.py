@@ -99,7 +99,8 @@ def _session(plain: Mapping[str, Any]) -> RecordedSession | None:
     request = arrival.request
     milli = request.count * request.milli if request.milli else int(plain.get("milli") or WHOLE)
     busy: tuple[RecordedCell, ...]
-    if plain.get("busy") is None:
+    is_job = plain.get("busy") is None
+    if is_job:
         busy, ends_at = (RecordedCell(arrival.at, arrival.stay),), arrival.at + arrival.stay
     else:
         held_at = _seconds(plain.get("held_at") or arrival.at)
@@ -107,7 +108,9 @@ def _session(plain: Mapping[str, Any]) -> RecordedSession | None:
         ends_at = _seconds(plain.get("ended_at") or held_at + arrival.stay) - wait
         busy = tuple(RecordedCell(_seconds(at) - wait, _seconds(lasted)) for at, lasted in plain["busy"])
         _check(busy, arrival.at, ends_at)
-    return RecordedSession(arrival.at, ends_at, arrival.user, arrival.course, request, milli, busy)
+    return RecordedSession(
+        arrival.at, ends_at, arrival.user, arrival.course, request, milli, busy, is_job=is_job
+    )
 
 
 def _check(busy: Sequence[RecordedCell], at: float, ends_at: float) -> None:

@@ -44,6 +44,10 @@ class RecordedSession:
     milli: int
     #: In order of time; one from the first to the last second where it is not known what was busy when.
     cells: tuple[RecordedCell, ...]
+    #: For one that was cut at its begin: for how long it had been idle by then, in seconds.
+    idle_before: float = 0.0
+    #: Whether it is a job, or it is not known what of it was busy when: it never gives way.
+    is_job: bool = False
 
     @property
     def gpus(self) -> float:
@@ -79,7 +83,14 @@ class RecordedSession:
             for cell in self.cells
             if cell.at < end and cell.ended_at > begin
         ]
-        return replace(self, at=at - begin, ends_at=ends_at - begin, cells=tuple(cells))
+        last = max((cell.ended_at for cell in self.cells if cell.at < begin), default=begin)
+        return replace(
+            self,
+            at=at - begin,
+            ends_at=ends_at - begin,
+            cells=tuple(cells),
+            idle_before=max(0.0, begin - last),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,4 +237,4 @@ def whole_session(
     """Return a session of which is known only that it had its slice: as if one cell had run all the time."""
     cell = RecordedCell(at, seconds)
     milli = request.count * (request.milli or WHOLE)
-    return RecordedSession(at, at + seconds, user, course, request, milli, (cell,))
+    return RecordedSession(at, at + seconds, user, course, request, milli, (cell,), is_job=True)
