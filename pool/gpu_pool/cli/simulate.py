@@ -6,12 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpu_pool.cli import completing, screen
+from gpu_pool.cli import completing, recorded, screen
 from gpu_pool.cli.formatting import safe
+from gpu_pool.cli.recorded import RecordedOptions, recorded_options
 from gpu_pool.cli.screen import Progress
 from gpu_pool.cli.session import CommandSession, Duration, complete, json_option, verb
 from gpu_pool_client import BadRequest, GpuPoolError, format_duration
@@ -34,6 +35,8 @@ _DEVICES = "--devices"
     "gpu-pool simulate research --weight research=1 --drain-after 1h",
     "gpu-pool simulate history.jsonl --devices V100-SXM2-32GB:4 --plot waits.svg",
     "gpu-pool simulate mixed --json | jq '.orders.fair.utilisation'",
+    "gpu-pool simulate trace.csv --format openb --window 125d+3d --devices V100-SXM2-32GB:8",
+    "gpu-pool simulate trace.csv --format sensei --window 561.5h+17.5h --devices V100-SXM2-32GB:400",
 )
 @click.argument("workload", default="mixed", shell_complete=completing.workloads)
 @click.option(
@@ -53,6 +56,7 @@ _DEVICES = "--devices"
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot to this SVG file."
 )
+@recorded_options
 @json_option
 def simulate(
     session: CommandSession,
@@ -62,27 +66,94 @@ def simulate(
     drain_after: float | None,
     seed: int | None,
     plot: Path | None,
+    **about_days: Any,
 ) -> int:
     """Simulate the queue, and show how long people wait.
 
     WORKLOAD is one-size, mixed or research, or a file of recorded leases: one
-    JSON object per line with requested_at, held_seconds, request, user, course.
-    The rules that grant real slices are run beside strict order, smallest
-    first and plain backfill, on the same arrivals. Nothing is granted.
+    JSON object per line with requested_at, held_seconds, request, user, course,
+    or with --format a public trace. The rules that grant real slices are run
+    beside strict order, smallest first and plain backfill, on the same
+    arrivals. Where it is known when cells ran, they are replayed, with slices
+    reserved, given back after an idle limit, yielded when somebody waits, and
+    given to each cell. Nothing is granted.
     """
+    options = RecordedOptions(**about_days)
+    given = dict(map(_weight, weight))
+    if options.form is not None:
+        _simulate_days(session, _file(workload), devices, options, _policy(given, drain_after), plot)
+        return 0
     title, found, gpus, weights = _arrivals(session, workload, devices, seed)
-    weights.update(_weight(text) for text in weight)
-    by_order = _run(found, gpus, _policy(weights, drain_after))
+    _compare(session, title, found, gpus, _policy({**weights, **given}, drain_after), plot)
+    return 0
+
+
+def _simulate_days(
+    session: CommandSession,
+    path: Path,
+    devices: str | None,
+    options: RecordedOptions,
+    policy: Policy,
+    plot: Path | None,
+) -> None:
+    """Replay what is in a file: cell by cell where it says when these ran, else as leases."""
+    from gpu_pool.devices.simulated import parse_devices
+
+    days = recorded.read_days(path, options)
+    if devices:
+        gpus = parse_devices(devices, _DEVICES)
+    elif days.has_cells and options.form != "history":
+        # Without GPUs it is still told what would be held if there were enough.
+        gpus = ()
+    else:
+        gpus = complete(_of_pool(session))
+    gpus = recorded.nodes(gpus, options.per_node)
+    if days.has_cells:
+        recorded.replay_days(path.name, days, gpus, options, policy, plot, as_json=session.as_json)
+    elif options.idle_limit or options.yield_after:
+        raise BadRequest(
+            "This file does not say when cells ran, so it cannot be told when kernels were idle.",
+            "Leave --idle-limit and --yield-after out.",
+        )
+    else:
+        _compare(session, path.name, days.arrivals(), gpus, policy, plot)
+
+
+def _compare(
+    session: CommandSession,
+    title: str,
+    found: list[Arrival],
+    gpus: tuple[Device, ...],
+    policy: Policy,
+    plot: Path | None,
+) -> None:
+    """Serve the same arrivals in every order, and show how long people wait in each."""
+    by_order = _run(found, gpus, policy)
     if plot is not None:
-        _write_plot(plot, title, by_order)
+        from gpu_pool.simulation.plot import waits_plot
+
+        heading = f"{title.partition(':')[0]}: 95th percentile of waits (simulated)"
+        recorded.write_plot(plot, waits_plot(heading, by_order))
     if session.as_json:
         orders = {name: dataclasses.asdict(each) for name, each in by_order.items()}
         screen.show_json({"workload": title, "simulated": True, "requests": len(found), "orders": orders})
-        return 0
+        return
     screen.show(f"{title} (simulated, {len(found)} requests)", "", _table(by_order))
     screen.show("", "Waits by size: median / 95th percentile / worst", _size_table(by_order))
     screen.show("", "Mean waits of the users: least / median / most", _user_table(by_order))
-    return 0
+
+
+def _file(workload: str) -> Path:
+    """Return the file of that name. Raises ``BadRequest`` where there is none, or one that is too large."""
+    path = Path(workload)
+    if not path.is_file() or path.stat().st_size > _MAX_FILE:
+        from gpu_pool.simulation import WORKLOADS
+
+        raise BadRequest(
+            f"{safe(workload)!r} is neither a workload nor a file of at most {_MAX_FILE // 1_000_000} MB.",
+            f"Workloads: {', '.join(WORKLOADS)}.",
+        )
+    return path
 
 
 def _arrivals(
@@ -96,13 +167,7 @@ def _arrivals(
     if known is not None:
         gpus = parse_devices(devices or known.devices, _DEVICES)
         return known.title(gpus), arrivals(known, seed), gpus, dict(known.weights)
-    path = Path(workload)
-    if not path.is_file() or path.stat().st_size > _MAX_FILE:
-        names = ", ".join(WORKLOADS)
-        raise BadRequest(
-            f"{safe(workload)!r} is neither a workload nor a file of at most {_MAX_FILE // 1_000_000} MB.",
-            f"Workloads: {names}.",
-        )
+    path = _file(workload)
     try:
         with path.open(encoding="utf-8") as file:
             found = read_history(file)
@@ -161,17 +226,6 @@ def _weight(text: str) -> tuple[str, float]:
     if not sign or not 0 <= weight <= 1e6:
         raise BadRequest(f"{safe(text)!r} is not COURSE=N.", "Write, for example, --weight research=3.")
     return course, weight
-
-
-def _write_plot(path: Path, title: str, by_order: Mapping[str, RunFigures]) -> None:
-    from gpu_pool.simulation.plot import waits_plot
-
-    try:
-        path.write_text(
-            waits_plot(f"{title.partition(':')[0]}: 95th percentile of waits (simulated)", by_order)
-        )
-    except OSError as error:
-        raise BadRequest(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def _table(by_order: Mapping[str, RunFigures]) -> Shown:

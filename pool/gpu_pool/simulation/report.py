@@ -60,7 +60,12 @@ def figures(run: SimulatedRun) -> RunFigures:
 
 def waits(outcomes: Iterable[ArrivalOutcome]) -> WaitFigures:
     """Return the waits of these requests."""
-    sorted_waits = sorted(outcome.wait for outcome in outcomes)
+    return wait_figures(outcome.wait for outcome in outcomes)
+
+
+def wait_figures(seconds: Iterable[float]) -> WaitFigures:
+    """Return what these waits were like."""
+    sorted_waits = sorted(seconds)
     if not sorted_waits:
         return WaitFigures(0, 0.0, 0.0, 0.0, 0.0)
     mean = sum(sorted_waits) / len(sorted_waits)

@@ -226,4 +226,4 @@ def test_who_returns_stands_before_all_that_it_has_not_overtaken() -> None:
     since, overtaken = place_of_return(60.0, [(1, 10.0), (2, 20.0), (3, 55.0)], overtaken)
     assert 20.0 < since < 55.0
     assert overtaken == {1, 2, 3}
-    assert place_of_return(70.0, [(2, 20.0), (3, 55.0)], overtaken) == (70.0, {2, 3})
+    assert place_of_return(70.0, [(2, 20.0), (3, 55.0)], overtaken) == (70.0, frozenset({2, 3}))
