@@ -23,9 +23,8 @@ from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import BadRequest, SliceRequest, parse_request
 from gpu_pool_client._pool import BATCH_VARIABLE, CONNECTION_FILE, WRAPPED_CONNECTION_FILE
-from gpu_pool_kernels.copying import copy_folder, write_anew
 from gpu_pool_kernels.launching import wrap_argv
-from gpu_pool_kernels.naming import by_size, display_name, folder_name, logo
+from gpu_pool_kernels.naming import by_size, copy_folder, display_name, folder_name, logo, write_anew
 
 #: The provisioner's entry point in ``jupyter_client.kernel_provisioners``.
 PROVISIONER: Final = "gpu-pool"

@@ -32,7 +32,7 @@ from gpu_pool_client._log import get_logger
 from gpu_pool_client._requests import memory_in_words
 from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 
-#: Names the folder to the kernel; see gpu_pool_kernels.inkernel.resize, which knows the names in it, too.
+#: Names the folder to the kernel; gpu_pool_kernels.inkernel.slice_requests knows the names in it, too.
 VARIABLE: Final = "GPU_POOL_RESIZE_DIR"
 PIPE: Final = "requests"
 ANSWER: Final = "answer"

@@ -50,7 +50,7 @@ _PORTS_TAKEN: Final = (
     "Another user of this machine took the ports on which this kernel was to listen, again and again. "
     "Tell whoever runs this machine."
 )
-#: What a kernel publishes to say that it is in use, see gpu_pool_kernels.inkernel.keep_alive.
+#: What a kernel publishes to say that it is in use, see gpu_pool_kernels.inkernel.slice_requests.
 KEEP: Final = "gpu_pool_keep"
 #: Seconds in which an idle kernel answers; one that does not is left alone.
 _ANSWERS_WITHIN: Final = 5.0

@@ -11,13 +11,11 @@
 and for Kubernetes::
 
     kube               the spawner
-    kube_settings      what can be configured of it
     kube_choices       what the form offers, and what was chosen
     kube_profile_list  KubeSpawner's own profiles beside courses
-    kube_profiles      what a server gets: settings and a pod
-    kube_capacity      how many servers the cluster can still take, and when
+    kube_profiles      what can be configured, and what a server gets: settings and a pod
     kube_messages      what happens to a pod, as its user reads it
-    kube_cluster       the cluster, asked what it has
+    kube_cluster       the cluster, asked what it has; how many servers it can still take, and when
 
 This package imports ``gpu_pool_client`` and, of the pool, courses, dialects and
 how a cluster is read alone. Only ``pool_view`` touches files and asks the pool, only

@@ -28,11 +28,18 @@ from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
 from gpu_pool_client._durations import format_duration
 from gpu_pool_client._log import EscapingLogger, quoted
 from gpu_pool_spawner import choices, kube_choices, kube_messages, kube_profile_list
-from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
 from gpu_pool_spawner.kube_choices import granted_instead, say_next, server_choices
+from gpu_pool_spawner.kube_cluster import ClusterSupply, capacity
 from gpu_pool_spawner.kube_profile_list import Choice, Listed
-from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
-from gpu_pool_spawner.kube_settings import KubeSettings
+from gpu_pool_spawner.kube_profiles import (
+    KubeSettings,
+    Profile,
+    configured_pod,
+    faults,
+    pod_of,
+    profile_of,
+    settings_of,
+)
 from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal, with_course
 from gpu_pool_spawner.page import ServerChoice, nothing_to_choose, say_size, spawn_page
 from gpu_pool_spawner.pool_view import log_once

@@ -18,7 +18,7 @@ from gpu_pool.courses.model import SliceOffer
 from gpu_pool_client import BadRequest, GpuPoolError, SliceRequest, parse_request
 from gpu_pool_client._durations import format_duration
 from gpu_pool_spawner import choices
-from gpu_pool_spawner.kube_capacity import UNBOUNDED, ClusterSupply, capacity, next_capacity
+from gpu_pool_spawner.kube_cluster import UNBOUNDED, ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.kube_profiles import Profile, profile_of
 from gpu_pool_spawner.page import ServerChoice, say_granted
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.closed_nodes import closure_of, tolerations_of
 from gpu_pool.cluster.dialects import Node
+from gpu_pool.cluster.nodes import closure_of, tolerations_of
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import LeaseState
 from support.clusters import hami, listed, named, node, resource_slice

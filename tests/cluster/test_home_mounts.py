@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.home_mounts import HomeMount, HomeVolume, UnclearMount, read_home
 from gpu_pool.cluster.kept_objects import lean_pod
+from gpu_pool.cluster.notebooks import HomeMount, HomeVolume, UnclearMount, read_home
 from support.kernel_pods import notebook
 
 HOME = "/home/jovyan"

@@ -14,9 +14,8 @@ import pytest
 
 from gpu_pool.cluster import manifests
 from gpu_pool.cluster.dialects import Cluster, PodBans, PodParts, choose
-from gpu_pool.cluster.home_mounts import HomeMount, HomeVolume
 from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest, RunAs
-from gpu_pool.cluster.notebooks import Notebook
+from gpu_pool.cluster.notebooks import HomeMount, HomeVolume, Notebook
 from gpu_pool_client import (
     BadRequest,
     Device,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster.dialects import Cluster, choose
-from gpu_pool.cluster.node_groups import read_groups
+from gpu_pool.cluster.nodes import read_groups
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool_client import BadRequest, parse_request
 from support.clusters import hami, listed, named, node, plain, resource_slice

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpu_pool.cluster.home_mounts import HomeVolume
 from gpu_pool.cluster.kept_objects import lean_pod
-from gpu_pool.cluster.notebooks import Identity, read_notebook
+from gpu_pool.cluster.notebooks import HomeVolume, Identity, read_notebook
 from support.kernel_pods import notebook
 
 HOME = "/home/jovyan"

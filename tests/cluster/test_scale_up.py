@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster.dialects import PodBans, PodParts
-from gpu_pool.cluster.node_groups import NodeGroup
+from gpu_pool.cluster.nodes import NodeGroup
 from gpu_pool.cluster.scale_up import (
     AutoscalerAnswer,
     Growable,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.caller import Caller, Peer
-from gpu_pool.devices.simulated import parse_devices
+from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.pool.pool import Pool as ThePool
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges

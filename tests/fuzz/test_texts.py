@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.corpus import kept
-from gpu_pool.devices.simulated import parse_devices
+from gpu_pool.devices.inventory import parse_devices
 from gpu_pool_client import BadRequest, parse_duration, parse_request
 from gpu_pool_client._errors import MAX_MESSAGE
 from gpu_pool_client._requests import MAX_MIB

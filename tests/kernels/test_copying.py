@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_kernels.copying import copy_folder, write_anew
+from gpu_pool_kernels.naming import copy_folder, write_anew
 from support.users import NOBODY
 
 
@@ -102,7 +102,7 @@ def test_what_may_not_be_read_is_linked() -> None:
         (folder / "source/secret").chmod(0o700)
         put(folder / "source/token", 0o600)
         code = (
-            "import os, pathlib; from gpu_pool_kernels.copying import copy_folder\n"
+            "import os, pathlib; from gpu_pool_kernels.naming import copy_folder\n"
             f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
             f"here = pathlib.Path({str(folder)!r})\n"
             "copy_folder(here / 'source', here / 'copy')\n"

@@ -17,7 +17,7 @@ import pytest
 
 from gpu_pool_client import parse_request
 from gpu_pool_kernels import installer
-from gpu_pool_kernels.inkernel import keep_alive, memory, slice_info
+from gpu_pool_kernels.inkernel import slice_info, slice_requests
 from gpu_pool_kernels.launching import LAUNCHER
 
 from .conftest import IPYKERNEL, SLICE, Start
@@ -162,26 +162,26 @@ def on_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_a_slice")
 @pytest.mark.parametrize("error", EXHAUSTED, ids=lambda error: type(error).__module__)
 def test_each_frameworks_error_is_recognised(error: Exception) -> None:
-    assert "slice is 2%, with 655 MiB" in (memory.explanation(error) or "")
+    assert "slice is 2%, with 655 MiB" in (slice_info.explanation(error) or "")
 
 
 @pytest.mark.usefixtures("on_a_slice")
 def test_it_is_recognised_behind_other_errors_unless_these_hide_it() -> None:
     behind = ValueError("while training")
     behind.__context__ = EXHAUSTED[0]
-    assert memory.explanation(behind)
+    assert slice_info.explanation(behind)
     caused = ValueError("in the end")
     caused.__cause__ = behind
-    assert memory.explanation(caused)
+    assert slice_info.explanation(caused)
     behind.__suppress_context__ = True
-    assert memory.explanation(caused) is None
+    assert slice_info.explanation(caused) is None
 
 
 @pytest.mark.usefixtures("on_a_slice")
 def test_errors_that_cause_each_other_are_each_seen_once() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
-    assert memory.chain(one) == [one, other]
+    assert slice_info.chain(one) == [one, other]
 
 
 @pytest.mark.usefixtures("on_a_slice")
@@ -195,12 +195,12 @@ def test_errors_that_cause_each_other_are_each_seen_once() -> None:
     ],
 )
 def test_other_errors_add_nothing(error: Exception) -> None:
-    assert memory.explanation(error) is None
+    assert slice_info.explanation(error) is None
 
 
 def test_without_a_slice_nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPU_POOL_SLICE", raising=False)
-    assert memory.explanation(EXHAUSTED[0]) is None
+    assert slice_info.explanation(EXHAUSTED[0]) is None
 
 
 @pytest.mark.usefixtures("on_a_slice")
@@ -221,7 +221,7 @@ def test_the_next_larger_kernel_is_over_the_same_base(
     monkeypatch.setenv("GPU_POOL_MEMORY_MIB", granted)
     monkeypatch.setenv("GPU_POOL_KERNEL_BASE", base)
     monkeypatch.setenv("GPU_POOL_KERNEL_DIRS", os.pathsep.join(["/nowhere", kernel_dirs]))
-    line = memory.explanation(EXHAUSTED[0]) or ""
+    line = slice_info.explanation(EXHAUSTED[0]) or ""
     assert line.endswith(
         f'The next larger kernel is "{expected}".' if expected else "Ask for a larger slice."
     )
@@ -323,5 +323,5 @@ def test_keeping_a_slice_that_nobody_takes_names_the_end_of_its_lease(
     monkeypatch.delenv("GPU_POOL_ENDS_AT", raising=False)
     if left is not None:
         monkeypatch.setenv("GPU_POOL_ENDS_AT", f"{time.time() + left:.0f}")
-    keep_alive.keep("2h")
+    slice_requests.keep("2h")
     assert said in capsys.readouterr().out

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_kernels.inkernel import extension, resize
+from gpu_pool_kernels.inkernel import extension, slice_requests
 
 from .conftest import SLICE
 
@@ -20,15 +20,15 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        os.mkfifo(folder / resize.PIPE)
-        self._pipe = os.open(folder / resize.PIPE, os.O_RDWR | os.O_NONBLOCK)
+        os.mkfifo(folder / slice_requests.PIPE)
+        self._pipe = os.open(folder / slice_requests.PIPE, os.O_RDWR | os.O_NONBLOCK)
 
     def request(self) -> dict[str, str]:
         return dict(json.loads(os.read(self._pipe, 4096)))
 
     def answer(self, request: str, message: str, **variables: Any) -> None:
         content = {"id": request, "granted": True, "message": message, "variables": variables}
-        (self.folder / resize.ANSWER).write_text(json.dumps(content))
+        (self.folder / slice_requests.ANSWER).write_text(json.dumps(content))
 
     def close(self) -> None:
         os.close(self._pipe)
@@ -38,8 +38,8 @@ class Place:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name, value in SLICE.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv(resize.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(resize, "TIMEOUT", 0.1)
+    monkeypatch.setenv(slice_requests.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(slice_requests, "TIMEOUT", 0.1)
     extension.size_changes.cache_clear()
     made = Place(tmp_path)
     yield made
@@ -67,9 +67,9 @@ def test_an_answer_that_comes_late_is_taken_by_the_next_look(
 def test_where_nobody_is_to_be_asked_that_is_said(
     place: Place, where: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv(resize.VARIABLE)
+    monkeypatch.delenv(slice_requests.VARIABLE)
     if where:
-        monkeypatch.setenv(resize.VARIABLE, str(place.folder / where))
+        monkeypatch.setenv(slice_requests.VARIABLE, str(place.folder / where))
     extension.gpu("use 10%")
     assert "does not answer" in capsys.readouterr().err
 
@@ -77,8 +77,8 @@ def test_where_nobody_is_to_be_asked_that_is_said(
 def test_a_launcher_that_has_gone_is_not_waited_for(
     place: Place, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / resize.PIPE).rename(tmp_path / "of-the-living")
-    os.mkfifo(tmp_path / resize.PIPE)
+    (tmp_path / slice_requests.PIPE).rename(tmp_path / "of-the-living")
+    os.mkfifo(tmp_path / slice_requests.PIPE)
     extension.gpu("use 10%")
     assert "does not answer" in capsys.readouterr().err
 

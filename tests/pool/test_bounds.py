@@ -17,7 +17,7 @@ from gpu_pool.settings import PoolSettings
 from gpu_pool_client import BadRequest
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.server.settings import GPUPoolServer
-from gpu_pool_spawner.kube_settings import KubeSettings
+from gpu_pool_spawner.kube_profiles import KubeSettings
 
 #: What Python, JSON and YAML can all write as a number, and nobody means.
 WILD = [10**400, 10**5000, -(10**400), 1e308, -1e308, math.inf, -math.inf, math.nan, True, 2**63, -1]

@@ -16,8 +16,8 @@ from gpu_pool.courses import CourseFile, Courses
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_request
 from gpu_pool_spawner.choices import OwnCourses
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
-from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity
 from gpu_pool_spawner.kube_choices import chosen, options_of_form, options_of_link, request_of, server_choices
+from gpu_pool_spawner.kube_cluster import ClusterSupply, capacity
 from gpu_pool_spawner.kube_profiles import Profile, configured_pod, faults, pod_of, profile_of, settings_of
 from gpu_pool_spawner.page import SpawnPage, spawn_page
 from support.clusters import everything, hami

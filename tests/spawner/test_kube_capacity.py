@@ -12,8 +12,8 @@ from gpu_pool.cluster.dialects import Node, Pod
 from gpu_pool.courses import parse_course
 from gpu_pool_client import DeviceStatus
 from gpu_pool_spawner.choices import OwnCourses
-from gpu_pool_spawner.kube_capacity import UNBOUNDED, ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.kube_choices import granted_instead, server_choices
+from gpu_pool_spawner.kube_cluster import UNBOUNDED, ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.page import SpawnPage, spawn_page
 from gpu_pool_spawner.pool_view import PoolSupply
 from support.clusters import hami, node, plain, pod

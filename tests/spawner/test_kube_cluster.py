@@ -12,8 +12,7 @@ import pytest
 from gpu_pool.cluster.api import connect
 from gpu_pool.courses import parse_course
 from gpu_pool_client import parse_request
-from gpu_pool_spawner.kube_capacity import ClusterSupply, capacity, next_capacity
-from gpu_pool_spawner.kube_cluster import ClusterReader
+from gpu_pool_spawner.kube_cluster import ClusterReader, ClusterSupply, capacity, next_capacity
 from gpu_pool_spawner.kube_profiles import profile_of
 from gpu_pool_spawner.pool_view import log_once
 from support.clusters import hami, listed, named, plain, resource_slice

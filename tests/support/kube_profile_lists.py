@@ -14,7 +14,7 @@ from tornado.web import HTTPError
 from traitlets.config import Config
 
 from gpu_pool_spawner import pool_view
-from gpu_pool_spawner.kube_capacity import ClusterSupply
+from gpu_pool_spawner.kube_cluster import ClusterSupply
 from support.kube_profiles import HAMI
 from support.spawner_without_cluster import Reached, SpawnerWithoutCluster, connect_to_none
 

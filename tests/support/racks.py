@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_pool.caller import Caller
 from gpu_pool.devices import Inventory
-from gpu_pool.devices.simulated import parse_devices
+from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Taken
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings

@@ -8,7 +8,7 @@ import kubespawner.spawner
 import pytest
 
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
-from gpu_pool_spawner.kube_capacity import ClusterSupply
+from gpu_pool_spawner.kube_cluster import ClusterSupply
 
 
 class Reached(Exception):

@@ -6,7 +6,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import resize
+    from . import slice_requests
 
 #: The variables of ``caps``, which is loaded only where one of them is set.
 LIMIT_VARIABLES = ("GPU_POOL_TORCH_FRACTION", "GPU_POOL_TENSORFLOW_MIB")
@@ -33,11 +33,11 @@ def limit_frameworks() -> None:
 
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.6 has no other
-def size_changes() -> "resize.SizeChanges":
+def size_changes() -> "slice_requests.SizeChanges":
     """Return what this kernel has asked for by ``%gpu use``."""
-    from . import resize
+    from . import slice_requests
 
-    return resize.SizeChanges(limit_frameworks)
+    return slice_requests.SizeChanges(limit_frameworks)
 
 
 def tell(shell: object, notice: str) -> None:
@@ -73,9 +73,9 @@ def gpu(line: str) -> object:
         size_changes().catch_up()
         return slice_info.current()
     if words[0] == "keep" and len(words) == 2:
-        from . import keep_alive
+        from . import slice_requests
 
-        keep_alive.keep(words[1])
+        slice_requests.keep(words[1])
     elif words[0] == "use" and len(words) > 1:
         size_changes().use(" ".join(words[1:]))
     else:
@@ -93,9 +93,9 @@ def explain_failure(result: object = None) -> None:
     if error is None:
         return
     try:
-        from . import memory
+        from . import slice_info
 
-        line = memory.explanation(error)
+        line = slice_info.explanation(error)
     except Exception:  # noqa: BLE001 - the user's own error stands; ours must not hide it
         return
     if line:

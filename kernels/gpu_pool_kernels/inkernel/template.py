@@ -39,11 +39,9 @@ import warnings
 from pathlib import Path
 from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
 
-from . import free_memory, importing, launch, random_numbers
-from .imported_files import ImportedFiles, hiding, names_in, top_levels
-from .importing import FirstSeen
-from .process_state import ProcessState, statuses
-from .random_numbers import Seeds
+from . import free_memory, launch
+from .importing import FirstSeen, ImportedFiles, hiding, names_in, prepared, top_levels
+from .process_state import ProcessState, Seeds, draw_anew, statuses
 
 #: What every kernel imports until its first cell runs: without these none is warm.
 KERNEL_MODULES = ("ipykernel.kernelapp", "ipykernel.ipkernel", "ipykernel.zmqshell")
@@ -116,7 +114,7 @@ class Template:
                 importlib.import_module(name)
         before = top_levels()
         failed = {}
-        with importing.prepared(), self.seeds.noting(), self.state.noting_files():
+        with prepared(), self.seeds.noting(), self.state.noting_files():
             for name in self.modules:
                 try:
                     importlib.import_module(name)
@@ -338,7 +336,7 @@ class Template:
             ctypes.memmove(place[0], self._shown(wanted["env"]).ljust(place[1], b"-"), place[1])
         if wanted["cwd"] is not None:
             os.chdir(wanted["cwd"])
-        random_numbers.draw_anew(self.generators)
+        draw_anew(self.generators)
         show_command(wanted["argv"])
         tell_when_bound(channel)
 

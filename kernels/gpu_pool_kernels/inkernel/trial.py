@@ -12,8 +12,7 @@ import os
 import sys
 
 from . import template
-from .imported_files import names_in
-from .importing import EveryImport
+from .importing import EveryImport, names_in
 
 
 class Trial(template.Template):

@@ -11,12 +11,11 @@ from typing import Any
 
 import click
 
-from gpu_pool.cli.administering import drain, history, serve, undrain, why
+from gpu_pool.cli.administering import drain, history, report, serve, undrain, why
 from gpu_pool.cli.courses import courses, export
 from gpu_pool.cli.doctor import doctor, health
 from gpu_pool.cli.formatting import no_jupyter_folders, plain_error
 from gpu_pool.cli.kernels import kernels
-from gpu_pool.cli.report import report
 from gpu_pool.cli.requesting import release, request
 from gpu_pool.cli.running import exec_, run, shell
 from gpu_pool.cli.screen import note

@@ -20,10 +20,9 @@ from jupyter_core.paths import jupyter_path
 
 from gpu_pool.cli.formatting import no_jupyter_folders, safe
 from gpu_pool.cli.kernels import refusals
-from gpu_pool.cli.own_leases import shows_all
-from gpu_pool.cli.session import CommandSession, complete
+from gpu_pool.cli.session import CommandSession, complete, shows_all
 from gpu_pool.devices import Inventory, discover
-from gpu_pool.devices.simulated import VARIABLE
+from gpu_pool.devices.inventory import VARIABLE
 from gpu_pool.embedded.pool import store_path
 from gpu_pool.store import files
 from gpu_pool.store.database import Database

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from gpu_pool.cli.checks import Check
 from gpu_pool.cli.formatting import safe
 from gpu_pool.cli.session import complete
-from gpu_pool.cluster.closed_nodes import closures, notes, tolerations_of
 from gpu_pool.cluster.dialects import Cluster, Dialect, DialectChoice, NodeUse, choose, usage
 from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
 from gpu_pool.cluster.dialects.dra import Dra
 from gpu_pool.cluster.kueue import version_of
+from gpu_pool.cluster.nodes import closures, notes, tolerations_of
 from gpu_pool.plugins import needs_extra
 from gpu_pool_client import (
     DeviceStatus,

@@ -134,7 +134,7 @@ for _command in (check, list_, new, schema):
 
 def _devices(text: str | None) -> tuple[Device, ...]:
     from gpu_pool.devices import discover
-    from gpu_pool.devices.simulated import parse_devices
+    from gpu_pool.devices.inventory import parse_devices
 
     return discover().devices if text is None else parse_devices(text, "--device")
 
@@ -330,7 +330,7 @@ class CourseReport:
         """Print it for people."""
         from gpu_pool.courses.access import when_open
         from gpu_pool.courses.arithmetic import rush_text, slice_notes
-        from gpu_pool.courses.times import read_back
+        from gpu_pool.courses.reading import read_back
 
         path, course = safe(str(self.checked.path), 200), self.checked.course
         if course is None:
@@ -369,7 +369,7 @@ class CourseReport:
         }
 
     def _times(self) -> list[dict[str, str]]:
-        from gpu_pool.courses.times import read_back
+        from gpu_pool.courses.reading import read_back
 
         course = self.checked.course
         read = {} if course is None else read_back(course)

@@ -10,8 +10,7 @@ import click
 
 from gpu_pool.cli import screen
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store, is_served
-from gpu_pool.cli.course_checks import check_courses
-from gpu_pool.cli.preload_checks import check_preloads
+from gpu_pool.cli.course_checks import check_courses, check_preloads
 from gpu_pool.cli.session import CommandSession, json_option, verb
 from gpu_pool_client import BadRequest, Device, GpuPoolError
 from gpu_pool_client._log import escaped
@@ -130,8 +129,7 @@ def _check_tier(name: str) -> Check:
 
 def _names(tier: str, devices: Sequence[Device]) -> Iterator[Check]:
     """Name the devices that programs find by uuid all the same, where the settings want numbers."""
-    from gpu_pool.enforcement.device_names import why_uuid
-    from gpu_pool.enforcement.machine import find_tier
+    from gpu_pool.enforcement.machine import find_tier, why_uuid
 
     try:
         kind = find_tier(tier)
@@ -168,16 +166,16 @@ def _programs(tier: str) -> Iterator[Check]:
 def _modes(tier: str, devices: Sequence[Device]) -> Iterator[Check]:
     """Look at the compute modes, of which all but one keep processes from sharing a device."""
     from gpu_pool.enforcement import TierFailed
-    from gpu_pool.enforcement.mps import device as mps_device
+    from gpu_pool.enforcement.mps import classic
 
     for device in devices:
         try:
-            mode = mps_device.compute_mode(device)
+            mode = classic.compute_mode(device)
         except TierFailed:  # no nvidia-smi, or a card that it does not know: NVML has told
-            mode = mps_device.EXCLUSIVE if device.exclusive else mps_device.DEFAULT
-        if mode == mps_device.DEFAULT or (mode == mps_device.EXCLUSIVE and tier in _BY_MPS):
+            mode = classic.EXCLUSIVE if device.exclusive else classic.DEFAULT
+        if mode == classic.DEFAULT or (mode == classic.EXCLUSIVE and tier in _BY_MPS):
             continue
-        admits = "it admits one process at a time, and " if mode == mps_device.EXCLUSIVE else ""
+        admits = "it admits one process at a time, and " if mode == classic.EXCLUSIVE else ""
         yield Check(
             "compute mode",
             "broken",

@@ -16,9 +16,19 @@ import click
 
 from gpu_pool.cli import completing
 from gpu_pool.cli.formatting import at_most, granted, plain_lease, safe, waiting
-from gpu_pool.cli.own_leases import TAKE_ONE, ancestors, held_by, naming_leases, shows_all
 from gpu_pool.cli.screen import console, note, show_json
-from gpu_pool.cli.session import CommandSession, complete, json_option, verb, waiting_options
+from gpu_pool.cli.session import (
+    TAKE_ONE,
+    CommandSession,
+    ancestors,
+    complete,
+    held_by,
+    json_option,
+    naming_leases,
+    shows_all,
+    verb,
+    waiting_options,
+)
 from gpu_pool_client import (
     BadRequest,
     EndReason,

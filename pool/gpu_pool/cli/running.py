@@ -16,14 +16,21 @@ from typing import Any, Final, TypeVar
 import click
 
 from gpu_pool.cli import completing
-from gpu_pool.cli.child import WaitingChild, become, check_command
-from gpu_pool.cli.containers import DOCKER, Container
+from gpu_pool.cli.child import DOCKER, Container, WaitingChild, become, check_command
 from gpu_pool.cli.following import GRACE, LEASE_ENDED, LeaseFollower, end_processes
 from gpu_pool.cli.formatting import at_most, granted, plain_lease
-from gpu_pool.cli.own_leases import ancestors, choose, held_by
 from gpu_pool.cli.requesting import acquire, new_key
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import CommandSession, complete, remember, verb, waiting_options
+from gpu_pool.cli.session import (
+    CommandSession,
+    ancestors,
+    choose,
+    complete,
+    held_by,
+    remember,
+    verb,
+    waiting_options,
+)
 from gpu_pool_client import (
     EndReason,
     GpuPoolError,

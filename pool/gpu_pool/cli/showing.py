@@ -13,8 +13,16 @@ import click
 
 from gpu_pool.cli import formatting, screen
 from gpu_pool.cli.formatting import plain_devices, plain_lease, plain_status
-from gpu_pool.cli.own_leases import TAKE_ONE, ancestors, held_by
-from gpu_pool.cli.session import CommandSession, Interrupted, complete, json_option, verb
+from gpu_pool.cli.session import (
+    TAKE_ONE,
+    CommandSession,
+    Interrupted,
+    ancestors,
+    complete,
+    held_by,
+    json_option,
+    verb,
+)
 from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolStatus
 from gpu_pool_client._processes import family
 

@@ -160,7 +160,7 @@ def _arrivals(
     session: CommandSession, workload: str, devices: str | None, seed: int | None
 ) -> tuple[str, list[Arrival], tuple[Device, ...], dict[str, float]]:
     """Return (title, arrivals, devices, weights) of a made-up workload or of a file."""
-    from gpu_pool.devices.simulated import parse_devices
+    from gpu_pool.devices.inventory import parse_devices
     from gpu_pool.simulation import WORKLOADS, arrivals, read_history
 
     known = WORKLOADS.get(workload)

@@ -9,10 +9,8 @@
     informer        one kind of object, kept up to date: one list, then a watch
     kept_objects    objects reduced to what is asked of them; which pods each lease has
     view            what the cluster shows, by watches: its GPUs, what others have of them, pods by lease
-    notebooks       which pod is somebody's notebook server, which volume its home, and as whom it runs
-    home_mounts     how a home is mounted, so that a kernel mounts it in the same way
-    pod_choices     a kernel's image, memory and home, by its course
-    manifests       the pod and the Secret of a kernel
+    notebooks       which pod is somebody's notebook server, as whom it runs, and how it mounts the home
+    manifests       the pod and the Secret of a kernel, by its course
     pod_builder     the pod of one kernel, made of these
     kernel_pods     starting and ending pods
     pod_starts      what keeps pods from starting, and for how long that may be
@@ -20,12 +18,11 @@
     placement_rate  how many pods are placed on one node at a time
     kueue           what Kueue says, where the cluster's queue is Kueue's
     export          courses as objects of Kubernetes: quotas, and Kueue's queues
-    node_groups     groups of nodes that an autoscaler makes grow
+    nodes           which nodes take no kernels, and groups of nodes that an autoscaler makes grow
     scale_up        which nodes those who wait need, the pod that asks for one, what is said of it
     scale_up_controller  asking for them
-    pool            the pool over all of it
+    backend         the backend over all of it
 
-``dialects``, ``export``, ``home_mounts``, ``kept_objects``, ``kueue``, ``manifests``, ``notebooks``,
-``pod_choices``, ``pod_states`` and ``scale_up`` are pure: values in, values out. Nothing but ``api`` knows
-the client library.
+``dialects``, ``export``, ``kept_objects``, ``kueue``, ``manifests``, ``notebooks``, ``pod_states`` and
+``scale_up`` are pure: values in, values out. Nothing but ``api`` knows the client library.
 """

@@ -11,9 +11,15 @@ from typing import Final
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects import Translation
-from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest, check_command
+from gpu_pool.cluster.manifests import (
+    ContainerSettings,
+    KernelPodRequest,
+    check_command,
+    chosen_body,
+    refuse_other_nodes,
+    with_indexes,
+)
 from gpu_pool.cluster.notebooks import Notebook
-from gpu_pool.cluster.pod_choices import chosen_body, refuse_other_nodes, with_indexes
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import Courses

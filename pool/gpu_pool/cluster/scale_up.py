@@ -14,12 +14,10 @@ from enum import Enum
 from statistics import median
 from typing import Any, Final
 
-from gpu_pool.cluster.closed_nodes import REPELLING, tolerations_of
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, label_value, merged
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
-from gpu_pool.cluster.dialects.labels import PREFIX
-from gpu_pool.cluster.dialects.objects import listing, mapping
-from gpu_pool.cluster.node_groups import NodeGroup
+from gpu_pool.cluster.dialects.objects import PREFIX, listing, mapping
+from gpu_pool.cluster.nodes import REPELLING, NodeGroup, tolerations_of
 from gpu_pool.cluster.settings import CONTAINER
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Waiter

@@ -17,7 +17,7 @@ from typing import Final
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, path_of
 from gpu_pool.cluster.dialects import Manifest, label_value
 from gpu_pool.cluster.dialects.objects import listing, mapping
-from gpu_pool.cluster.node_groups import NodeGroup
+from gpu_pool.cluster.nodes import NodeGroup
 from gpu_pool.cluster.scale_up import (
     GROUP_LABEL,
     AutoscalerAnswer,

@@ -10,7 +10,7 @@ from traitlets import Bool, Dict, List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
 from gpu_pool.cluster.dialects import AUTO, DialectOptions
-from gpu_pool.cluster.node_groups import NodeGroup, read_groups
+from gpu_pool.cluster.nodes import NodeGroup, read_groups
 from gpu_pool_client import BadRequest
 from gpu_pool_client._requests import MAX_MIB
 from gpu_pool_client._traits import Number, WholeNumber

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api
-from gpu_pool.cluster.closed_nodes import ClosedNodesLog, NodeClosure, closures, notes, tolerations_of
 from gpu_pool.cluster.dialects import (
     Cluster,
     Dialect,
@@ -33,7 +32,7 @@ from gpu_pool.cluster.dialects.objects import Node, mapping
 from gpu_pool.cluster.informer import Informer, Key
 from gpu_pool.cluster.kept_objects import LeasePods, is_ending, is_same, lean, lean_node, lean_pod
 from gpu_pool.cluster.manifests import LEASE_LABEL, POOL_LABEL
-from gpu_pool.cluster.node_groups import NodeGroup
+from gpu_pool.cluster.nodes import ClosedNodesLog, NodeClosure, NodeGroup, closures, notes, tolerations_of
 from gpu_pool.cluster.notebooks import Notebook, Notebooks, in_any
 from gpu_pool.cluster.scale_up import PLACEHOLDER_LABEL
 from gpu_pool.cluster.settings import KubernetesSettings

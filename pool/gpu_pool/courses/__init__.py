@@ -6,9 +6,8 @@
     fields     the kinds of values, and how each is written
     hours      weeks of the year and hours of the week
     model      what a course file can say
-    reading    one file: from its bytes to a course
+    reading    one file: from its bytes to a course; its times in words
     folder     a folder of them, read again when they change; one file put in the place of another
-    times      the times of a course in words
     mistakes   what is no YAML, in the words of who wrote it
     editing    a course file to begin with, what of it is its instructors' own, and what a change is
     access     who may use a course, when, and what they may ask for; the system's groups of a user

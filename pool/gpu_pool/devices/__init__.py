@@ -13,8 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpu_pool.devices.inventory import Inventory
-from gpu_pool.devices.simulated import VARIABLE, parse_devices
+from gpu_pool.devices.inventory import VARIABLE, Inventory, parse_devices
 
 __all__ = ["Inventory", "discover"]
 

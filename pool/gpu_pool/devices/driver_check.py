@@ -1,12 +1,13 @@
-"""Whether something new could use the devices now, as a program finds out that loads NVML anew.
+"""Looks at devices in threads, as NVML may hang where one is broken: what they do, whether they can be used.
 
 A process that has the library open does not notice that the driver was updated, or that its
 container may open no device any more: it goes on, and so do all that compute. Whatever starts
-now would fail.
+now would fail, so that is asked as a program does that loads NVML anew.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -14,11 +15,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
+from gpu_pool.devices.inventory import Reading
 from gpu_pool.worker import Worker
 from gpu_pool_client import Device
+
+if TYPE_CHECKING:
+    from gpu_pool.devices.sampling import Telemetry
+
 
 #: Prints how the library's initialisation ended, then for each device its uuid, and its uuid with two
 #: numbers: how the questions to it ended, and its compute mode. It loads nothing else, to start fast.
@@ -172,3 +178,64 @@ class DriverCheck:
 
 def _nothing() -> None:
     """Do nothing, after what is under way."""
+
+
+#: Seconds in which all devices must have answered.
+_WITHIN: Final = 3.0
+#: Seconds that closing may take.
+_CLOSE_WITHIN: Final = 1.0
+
+
+class DevicePoller:
+    """Reads real devices in a thread of its own, which is started when it is first needed.
+
+    Whoever asks during a look shares its outcome. Used in one event loop.
+    """
+
+    def __init__(self, within: float = _WITHIN) -> None:
+        self._within = within
+        self._worker: Worker | None = None
+        self._telemetry: Telemetry | None = None
+        self._look: asyncio.Task[Mapping[str, Reading | None]] | None = None
+        #: Whether the thread reads, perhaps for nobody any more.
+        self._is_reading = False
+
+    async def look(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
+        """Return what each real device does, by uuid; None for one that does not answer in time."""
+        real = [device for device in devices if not device.simulated]
+        if not real:
+            return {}
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._ask(real))
+        return await asyncio.shield(self._look)
+
+    async def _ask(self, real: Collection[Device]) -> Mapping[str, Reading | None]:
+        if not self._is_reading:
+            self._worker = self._worker or Worker("gpu-pool-telemetry")
+            self._is_reading = True
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                return await self._worker.run(lambda: self._read(real), self._within)
+        return {device.uuid: None for device in real}
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._worker is not None:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await self._worker.run(self._close, _CLOSE_WITHIN)
+            self._worker.stop()
+            self._worker = None
+
+    def _read(self, real: Collection[Device]) -> Mapping[str, Reading | None]:
+        try:
+            if self._telemetry is None:
+                # Imported here because it costs some 40 ms, which simulated devices need not pay.
+                from gpu_pool.devices.sampling import Telemetry
+
+                self._telemetry = Telemetry()
+            return self._telemetry.read(real)
+        finally:
+            self._is_reading = False
+
+    def _close(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()

@@ -1,27 +1,74 @@
 """Real devices, as the NVIDIA driver's management library (NVML) tells of them, and what to do if it fails.
 
-Only a GPU's uuid, name and memory are needed; everything else is optional,
-since cards, drivers and containers differ in what they answer. A card that
-cannot be read is left out with a sentence that says why.
+Only a GPU's uuid, name and memory are needed; everything else is optional, since cards, drivers and
+containers differ in what they answer. A card that cannot be read is left out with a sentence that says why.
+All cards are read at once, so that one that does not answer holds up no other. Where only CUDA knows which
+of them a process with some environment would see, CUDA is asked.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import re
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from gpu_pool.devices import cuda_numbers, problems, visible
+from gpu_pool.devices import problems, visible
 from gpu_pool.devices.inventory import Inventory, context_mib
-from gpu_pool.devices.nvml_session import FAILURES
-from gpu_pool.devices.side_by_side import read_all
+from gpu_pool.devices.problems import FAILURES
 from gpu_pool.devices.visible import CardNames
 from gpu_pool.nvml import pynvml
 from gpu_pool_client import WHOLE, Device
 from gpu_pool_client._values import CONTEXT_MIB
+
+T = TypeVar("T")
+
+#: Seconds in which the first must have answered: without persistence mode, the driver sets them all up now.
+_FIRST_WITHIN: Final = 120.0
+#: The others have so many times as long as the slowest took so far, and at least so many seconds.
+_TIMES: Final = 3.0
+_LEAST: Final = 5.0
+
+
+def read_all(count: int, read: Callable[[int], T], least: float = _LEAST) -> list[T | None]:
+    """Return what ``read`` returns for each index, None where it does not return.
+
+    Whoever is slow while the others are, is waited for. A question that hangs keeps its thread,
+    which does not keep the interpreter from exiting. ``least`` is the fewest seconds that the others have
+    once one has answered. Raises what ``read`` raises.
+    """
+    answers: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def ask(index: int) -> None:
+        try:
+            answers.put((index, read(index), None))
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for all
+            answers.put((index, None, error))
+
+    began = time.monotonic()
+    for index in range(count):
+        threading.Thread(target=ask, args=(index,), name=f"gpu-pool-gpu-{index}", daemon=True).start()
+    found: list[T | None] = [None] * count
+    give_up_at = began + _FIRST_WITHIN
+    for _ in range(count):
+        try:
+            index, answer, error = answers.get(timeout=max(0.0, give_up_at - time.monotonic()))
+        except queue.Empty:
+            break
+        if error is not None:
+            raise error
+        found[index] = answer
+        took = time.monotonic() - began
+        give_up_at = began + took + max(least, _TIMES * took)
+    return found
+
 
 _T = TypeVar("_T")
 
@@ -121,11 +168,11 @@ def _visible(environ: Mapping[str, str], names: Sequence[CardNames], *, all_read
     if not chosen.is_unclear:
         return chosen
     try:
-        shown = cuda_numbers.ask(environ)
-    except cuda_numbers.CudaSilent as silent:
+        shown = shown_by_cuda(environ)
+    except CudaSilent as silent:
         return visible.Visible(frozenset(), visible.unclear(environ, str(silent)))
-    found = {uuid for card in names for uuid in card.devices if cuda_numbers.digits(uuid) in shown}
-    found |= {uuid for card in names if cuda_numbers.digits(card.uuid) in shown for uuid in card.devices}
+    found = {uuid for card in names for uuid in card.devices if uuid_digits(uuid) in shown}
+    found |= {uuid for card in names if uuid_digits(card.uuid) in shown for uuid in card.devices}
     return visible.Visible(frozenset(found), "" if found else visible.nothing(environ))
 
 
@@ -309,3 +356,55 @@ def _ask(query: Callable[..., _T], *arguments: object) -> _T | None:
         return query(*arguments)
     except FAILURES:
         return None
+
+
+#: Prints the uuid of each device that CUDA shows, as 32 hexadecimal digits, or how it fails. A process of
+#: its own, since CUDA reads its environment once, and must not be initialised in a Jupyter server.
+_CUDA_PROGRAM: Final = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    if code:
+        sys.exit(f"{name} failed with error {code}")
+call("cuInit", 0)
+count = ctypes.c_int()
+call("cuDeviceGetCount", ctypes.byref(count))
+for place in range(count.value):
+    uuid = (ctypes.c_ubyte * 16)()
+    name = "cuDeviceGetUuid_v2" if hasattr(cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    call(name, uuid, place)
+    print(bytes(uuid).hex())
+"""
+#: Seconds: without persistence mode the driver takes long to set up many GPUs.
+_CUDA_WITHIN: Final = 120.0
+_NO_DEVICE: Final = "cuInit failed with error 100"
+
+
+class CudaSilent(Exception):
+    """CUDA did not say which GPUs it shows; the argument says why."""
+
+
+def shown_by_cuda(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs that CUDA shows with this environment, in its order, by the digits of their uuids.
+
+    Raises ``CudaSilent``.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _CUDA_PROGRAM]
+    try:
+        done = subprocess.run(
+            command, env=dict(environ), capture_output=True, text=True, timeout=_CUDA_WITHIN, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CudaSilent(f"{type(error).__name__}") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        if last == _NO_DEVICE:
+            return ()
+        raise CudaSilent(last[:200])
+    return tuple(done.stdout.split())
+
+
+def uuid_digits(uuid: str) -> str:
+    """Return the digits of a uuid as NVML writes it: ``GPU-8a56a4bc-...``."""
+    return uuid.partition("-")[2].replace("-", "").lower()

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gpu_pool.devices.inventory import Reading
-from gpu_pool.devices.nvml_session import FAILURES, NvmlSession
-from gpu_pool.devices.problems import card_problem
+from gpu_pool.devices.problems import FAILURES, NvmlSession, card_problem
 from gpu_pool.nvml import process_memory, pynvml
 from gpu_pool_client import Device
 from gpu_pool_client import _procfs as procfs

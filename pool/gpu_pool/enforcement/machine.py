@@ -2,22 +2,29 @@
 
 Which tier is used for a device follows from the settings, and from who owns the devices. Tiers are found
 through the entry points of installed packages, ours as any other's.
+
+Programs find the devices of a slice by uuid, or by CUDA's numbers where the pool is set to that. A number is
+right only for who sees the same GPUs as the pool, in the same order. So it is given to processes of the
+pool's own pid namespace alone: what runs in a container, or asks over HTTP, may have been given some of the
+machine's GPUs, which are numbered from 0 there.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gpu_pool import plugins
+from gpu_pool.devices.visible import ORDER, PCI_ORDER, VARIABLE
 from gpu_pool.enforcement.mps import programs
 from gpu_pool.enforcement.tiers import Accounting, Tier, TierContext, TierFailed, TierStatement, WholeInstance
 from gpu_pool.plugins import PluginBroken
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import BadRequest, Device, Enforcement, Lease, Limit, Process, Strength
+from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._log import get_logger
 
 #: From the weakest to the firmest.
@@ -304,3 +311,37 @@ def _uid_of(user: str) -> int:
             f"c.PoolSettings.probe_user is {user[:64]!a}, and there is no such user.",
             "Name a user of this machine who may do no more than a student.",
         ) from None
+
+
+#: What a setting says to have numbers.
+INDEX: Final = "index"
+
+
+def with_indices(lease: Lease, isolation: Isolation) -> Lease:
+    """Return a lease whose processes find its devices by number, if all have one; otherwise as it is."""
+    if not lease.slices or not _sees_the_same(lease.process or lease.holder.process):
+        return lease
+    if any(why_uuid(part.device, isolation.tier(part.device)) for part in lease.slices):
+        return lease
+    numbers = ",".join(str(part.device.cuda_index) for part in lease.slices)
+    named: Mapping[str, str] = {VARIABLE: numbers, ORDER: PCI_ORDER}
+    return replace(lease, variables={**lease.variables, **named})
+
+
+def why_uuid(device: Device, tier: Tier | type[Tier]) -> str:
+    """Say why programs must find a device by its uuid; empty where its number will do."""
+    if device.mig_profile is not None:
+        return "CUDA has no numbers for MIG instances"
+    if tier.needs_uuids:
+        return "MPS numbers anew what its daemon sees"
+    if device.cuda_index is None:
+        return "its number is not certain, since a GPU of this machine is in MIG mode, or cannot be read"
+    return ""
+
+
+def _sees_the_same(process: Process | None) -> bool:
+    return (
+        process is not None
+        and process.namespace == Process.current().namespace
+        and len(procfs.status(process.pid, b"NSpid")) == 1
+    )

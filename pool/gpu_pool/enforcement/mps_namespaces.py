@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
+from gpu_pool.enforcement.mps.classic import RESTARTED, DeviceClaim, refuse_unsuitable
 from gpu_pool.enforcement.mps.daemon import PIPES, SHUT, MpsDaemon, MpsSize, contexts, size_of, wait_until
-from gpu_pool.enforcement.mps.device import RESTARTED, DeviceClaim, refuse_unsuitable
 from gpu_pool.enforcement.mps.probe import ProbeOutcome, attempts, is_roots
 from gpu_pool.enforcement.mps.programs import is_memory, is_percentage
 from gpu_pool.enforcement.privileged import Privileged

@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 from gpu_pool.audit import AuditLog, acting, audit_log, refusals, this_process
 from gpu_pool.clock import Clock
 from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
+from gpu_pool.devices.driver_check import DevicePoller
 from gpu_pool.devices.inventory import Reading
-from gpu_pool.devices.polling import DevicePoller
 from gpu_pool.enforcement.tiers import with_own_caps
 from gpu_pool.policy.revocation import effect_of
 from gpu_pool.policy.sharing import CourseVersion

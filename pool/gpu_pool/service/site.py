@@ -16,15 +16,18 @@ from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.browsers import BrowserPage, Callback, Files, Shared, hub_login
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.edit_page import EditPage
-from gpu_pool.service.dashboard.lease_page import DrainForm, GiveBack, LeasePage, Revoke
 from gpu_pool.service.dashboard.live_pages import Dashboard
 from gpu_pool.service.dashboard.pages import (
     AdminPage,
     CoursePage,
     CoursesPage,
+    DrainForm,
+    GiveBack,
     HistoryPage,
+    LeasePage,
     NothingPage,
     PoolPage,
+    Revoke,
 )
 from gpu_pool.service.hub import MOST_WAITING, HubIdentity, HubPlace
 

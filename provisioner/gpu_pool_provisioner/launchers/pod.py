@@ -50,7 +50,7 @@ from gpu_pool_provisioner.session.session import MARGIN
 #: Where kernels listen in their pods. Always the same, since a pod has an address of its own: so a
 #: cluster's rules can let exactly these through. Below what systems give to outgoing connections.
 PORTS: Final = dict(zip(port_names, range(9751, 9751 + len(port_names)), strict=True))
-#: What a kernel publishes to ask for another size, see gpu_pool_kernels.inkernel.resize.
+#: What a kernel publishes to ask for another size, see gpu_pool_kernels.inkernel.slice_requests.
 USE: Final = "gpu_pool_use"
 #: Seconds in which a pool has taken the order to end a pod.
 _END_WITHIN: Final = 10.0

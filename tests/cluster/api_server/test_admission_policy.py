@@ -14,10 +14,9 @@ import pytest
 
 from gpu_pool.cluster import manifests
 from gpu_pool.cluster.dialects import PodBans, PodParts, choose
-from gpu_pool.cluster.home_mounts import HomeVolume
 from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest, RunAs
-from gpu_pool.cluster.node_groups import NodeGroup
-from gpu_pool.cluster.notebooks import Notebook
+from gpu_pool.cluster.nodes import NodeGroup
+from gpu_pool.cluster.notebooks import HomeVolume, Notebook
 from gpu_pool.cluster.scale_up import PlaceholderShape, placeholder
 from gpu_pool_client import (
     GpuPoolError,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.cli.containers import Container
+from gpu_pool.cli.child import Container
 from gpu_pool.enforcement import Isolation
-from gpu_pool.enforcement.device_names import with_indices
+from gpu_pool.enforcement.machine import with_indices
 from gpu_pool.enforcement.mps.classic import MpsTier
 from gpu_pool.enforcement.tiers import Accounting
 from gpu_pool_client import Holder, Process

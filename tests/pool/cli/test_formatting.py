@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_pool.cli import formatting
-from gpu_pool.cli.own_leases import choose, held_by
+from gpu_pool.cli.session import choose, held_by
 from gpu_pool_client import (
     BadRequest,
     Device,

@@ -31,7 +31,7 @@ _AS_USER = """
 import ctypes, os, sys
 import gpu_pool.cli.app, gpu_pool.enforcement.watchdog, gpu_pool_client._remote.client
 import gpu_pool_kernels.installer
-import gpu_pool.enforcement.mps.device, gpu_pool.enforcement.mps.programs
+import gpu_pool.enforcement.mps.classic, gpu_pool.enforcement.mps.programs
 from gpu_pool.cli import main
 from gpu_pool.devices import discover
 if "LD_LIBRARY_PATH" in os.environ:

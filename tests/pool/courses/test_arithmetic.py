@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 
 from gpu_pool.courses import CourseFile, parse_course
 from gpu_pool.courses.arithmetic import Fit, rush, slice_figures
-from gpu_pool.devices.simulated import parse_devices
+from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import Device, DeviceStatus, SliceRequest

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from gpu_pool.courses import BadCourseFile, check_course, json_schema, parse_course, read_course
 from gpu_pool.courses.editing import template
-from gpu_pool.courses.times import TIMES, read_back, spelled
+from gpu_pool.courses.reading import TIMES, read_back, spelled
 
 GOOD = "title: A course\nslices:\n  - name: Small\n    request: 2%\n"
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_pool.devices import discover
-from gpu_pool.devices.simulated import ACCEPTED, MAX_DEVICES, parse_devices
+from gpu_pool.devices.inventory import ACCEPTED, MAX_DEVICES, parse_devices
 from gpu_pool_client import BadRequest
 
 

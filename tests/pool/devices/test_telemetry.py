@@ -21,7 +21,7 @@ UNKNOWN, LOST = 999, 15
 
 READ = """
 import dataclasses, json, os
-from gpu_pool.devices.nvml_session import NvmlSession
+from gpu_pool.devices.problems import NvmlSession
 from gpu_pool.devices.sampling import Telemetry
 from gpu_pool_client import Device
 
@@ -92,7 +92,7 @@ def test_simulated_devices_are_not_looked_for(nvml: Path) -> None:
 
 HANGS = """
 import asyncio, json, threading, time
-from gpu_pool.devices.polling import DevicePoller
+from gpu_pool.devices.driver_check import DevicePoller
 from gpu_pool_client import Device
 
 async def look():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool.devices.simulated import parse_devices
+from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.policy.queue import Policy
 from gpu_pool.simulation import WORKLOADS, Arrival, Workload, arrivals
 from gpu_pool.simulation.backtest import Backtest, backtest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.devices.simulated import parse_devices
+from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices

@@ -30,12 +30,20 @@ from gpu_pool.cluster.dialects.base import (
     Rounding,
     SliceStatement,
     Translation,
+    check,
+    merged,
 )
 from gpu_pool.cluster.dialects.capacity import NodeUse, PodUse, counted_as, usage
 from gpu_pool.cluster.dialects.choosing import AUTO, DialectChoice, choose, dialect_names, installed_dialects
-from gpu_pool.cluster.dialects.labels import content_name, identity_labels, label_value
-from gpu_pool.cluster.dialects.merging import check, merged
-from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node, Pod
+from gpu_pool.cluster.dialects.objects import (
+    Cluster,
+    Manifest,
+    Node,
+    Pod,
+    content_name,
+    identity_labels,
+    label_value,
+)
 
 __all__ = [
     "AUTO",

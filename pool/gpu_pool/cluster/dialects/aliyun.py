@@ -33,8 +33,7 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.labels import KINDS, driver_version, model
-from gpu_pool.cluster.dialects.objects import Node, Pod
+from gpu_pool.cluster.dialects.objects import KINDS, Node, Pod, driver_version, model
 from gpu_pool_client import WHOLE, Device, Enforcement, Limit, NeverFits, SliceRequest, Strength
 
 _MEMORY: Final = "aliyun.com/gpu-mem"

@@ -49,8 +49,17 @@ from gpu_pool.cluster.dialects.base import (
 )
 from gpu_pool.cluster.dialects.gke import STRATEGY
 from gpu_pool.cluster.dialects.hami import REGISTER
-from gpu_pool.cluster.dialects.labels import KINDS, compute_capability, driver_version, memory_mib, model
-from gpu_pool.cluster.dialects.objects import MAX_GPUS, Node, Pod, whole
+from gpu_pool.cluster.dialects.objects import (
+    KINDS,
+    MAX_GPUS,
+    Node,
+    Pod,
+    compute_capability,
+    driver_version,
+    memory_mib,
+    model,
+    whole,
+)
 from gpu_pool_client import WHOLE, Device, SliceRequest
 from gpu_pool_client._free import accepts
 

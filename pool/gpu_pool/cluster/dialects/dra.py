@@ -48,8 +48,7 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.labels import content_name
-from gpu_pool.cluster.dialects.objects import Pod
+from gpu_pool.cluster.dialects.objects import Pod, content_name
 from gpu_pool.cluster.dialects.resource_slices import (
     DRIVER,
     GPU_CLASS,

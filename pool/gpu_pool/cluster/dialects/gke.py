@@ -36,8 +36,7 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.labels import driver_version, memory_mib
-from gpu_pool.cluster.dialects.objects import MAX_GPUS, Node, Pod, whole
+from gpu_pool.cluster.dialects.objects import MAX_GPUS, Node, Pod, driver_version, memory_mib, whole
 from gpu_pool_client import WHOLE, Device, SliceRequest
 from gpu_pool_client._free import accepts
 

@@ -48,9 +48,8 @@ from gpu_pool.cluster.dialects.base import (
     Translation,
 )
 from gpu_pool.cluster.dialects.device_plugin import GPU, UNSHARED, node_offers
-from gpu_pool.cluster.dialects.hami_core import HOOK_VARIABLES
-from gpu_pool.cluster.dialects.labels import KINDS, memory_mib
-from gpu_pool.cluster.dialects.objects import MAX_GPUS, Node, Pod, mib, whole
+from gpu_pool.cluster.dialects.hami import HOOK_VARIABLES
+from gpu_pool.cluster.dialects.objects import KINDS, MAX_GPUS, Node, Pod, memory_mib, mib, whole
 from gpu_pool_client import WHOLE, Enforcement, Limit, NeverFits, NotAllowed, SliceRequest, Strength
 
 QUEUE_CRD: Final = "queues.scheduling.run.ai"

@@ -35,7 +35,7 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.hami_core import HOOK_VARIABLES, held_by_hook, read_json
+from gpu_pool.cluster.dialects.hami import HOOK_VARIABLES, held_by_hook, read_json
 from gpu_pool.cluster.dialects.objects import MAX_GPUS, Node, Pod, listing, mapping, mib, quantity, whole
 from gpu_pool_client import WHOLE, Device, Enforcement, Limit, SliceRequest, Strength
 

@@ -38,7 +38,7 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.hami_core import HOOK_VARIABLES, held_by_hook, holdings, volcano_register
+from gpu_pool.cluster.dialects.hami import HOOK_VARIABLES, held_by_hook, holdings, volcano_register
 from gpu_pool.cluster.dialects.objects import Pod
 from gpu_pool_client import WHOLE, NotAllowed, SliceRequest
 

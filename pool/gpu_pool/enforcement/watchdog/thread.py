@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpu_pool.audit import audit_log
 from gpu_pool.devices.sampling import ProcessSampler
-from gpu_pool.enforcement.watchdog.attribution import Attributor, UsageMeter
+from gpu_pool.enforcement.watchdog.attribution import (
+    Attributor,
+    UnmanagedProcess,
+    UnmanagedProcesses,
+    UsageMeter,
+)
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
-from gpu_pool.enforcement.watchdog.unmanaged import UnmanagedProcess, UnmanagedProcesses
 from gpu_pool.enforcement.watchdog.watchdog import Evict, Watchdog, WatchdogActions
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database

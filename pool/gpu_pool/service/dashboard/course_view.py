@@ -11,8 +11,7 @@ from gpu_pool.courses.access import open_now, when_open
 from gpu_pool.courses.model import CourseLimits
 from gpu_pool.courses.reading import SUFFIX
 from gpu_pool.names import is_named
-from gpu_pool.service.dashboard.labels import Mark, count, gpus, memory
-from gpu_pool.service.dashboard.pool_view import Viewer
+from gpu_pool.service.dashboard.pool_view import Mark, Viewer, count, gpus, memory
 from gpu_pool_client import PoolStatus, format_duration
 
 

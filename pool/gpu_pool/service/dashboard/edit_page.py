@@ -17,8 +17,7 @@ from tornado.web import Finish
 from gpu_pool.courses import BadCourseFile, FileProblem
 from gpu_pool.courses.arithmetic import SliceFigures, at_once_text, rush_text, slice_notes
 from gpu_pool.courses.editing import RESERVED, difference, how_much
-from gpu_pool.courses.reading import MOST_BYTES
-from gpu_pool.courses.times import read_back
+from gpu_pool.courses.reading import MOST_BYTES, read_back
 from gpu_pool.names import visible
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.service.course_editor import (
@@ -29,8 +28,8 @@ from gpu_pool.service.course_editor import (
     CourseEditor,
     CourseFileNow,
 )
-from gpu_pool.service.dashboard.labels import PageTime, memory, moment, request_text
 from gpu_pool.service.dashboard.live_pages import DashboardPage
+from gpu_pool.service.dashboard.pool_view import PageTime, memory, moment, request_text
 from gpu_pool.service.handler import audit_refusal
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_duration
 from gpu_pool_client._remote import problems as documents

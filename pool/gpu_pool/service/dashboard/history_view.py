@@ -12,8 +12,16 @@ from datetime import datetime, timezone
 from typing import Final
 
 from gpu_pool.policy import usage_report
-from gpu_pool.service.dashboard.labels import Mark, PageTime, course_label, gpus, memory, moment, request_text
-from gpu_pool.service.dashboard.pool_view import Viewer
+from gpu_pool.service.dashboard.pool_view import (
+    Mark,
+    PageTime,
+    Viewer,
+    course_label,
+    gpus,
+    memory,
+    moment,
+    request_text,
+)
 from gpu_pool_client import WHOLE, EndedLease, EndReason, Lease, format_duration
 from gpu_pool_client._values import why_over
 

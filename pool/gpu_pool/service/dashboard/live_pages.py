@@ -16,8 +16,7 @@ from gpu_pool.names import undeceiving, visible_lines
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool.service.browsers import BrowserPage
 from gpu_pool.service.course_editor import CourseEditor
-from gpu_pool.service.dashboard.labels import Mark, marks
-from gpu_pool.service.dashboard.pool_view import Viewer, describe_changes
+from gpu_pool.service.dashboard.pool_view import Mark, Viewer, describe_changes, marks
 from gpu_pool.service.event_streams import EventStreams, Snapshot, StreamingHandler
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.rate_limits import ConcurrencyLimit

@@ -12,8 +12,7 @@ import pytest
 from gpu_pool.courses import Courses
 from gpu_pool.policy.sharing import Group, Quota, Sharing
 from gpu_pool.service.dashboard import course_view, history_view, pool_view
-from gpu_pool.service.dashboard.labels import Mark, marks
-from gpu_pool.service.dashboard.pool_view import Viewer, as_seen_by, without_names
+from gpu_pool.service.dashboard.pool_view import Mark, Viewer, as_seen_by, marks, without_names
 from gpu_pool_client import (
     Device,
     DeviceStatus,

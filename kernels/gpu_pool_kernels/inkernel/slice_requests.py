@@ -1,26 +1,82 @@
-"""``%gpu use 10%``: ask for another size of this kernel's slice, and take what comes of it.
+"""``%gpu use 10%`` and ``%gpu keep 2h``: ask for another size of this kernel's slice, or to keep it.
 
-Whoever launched the kernel named a private folder to it. A request is written
+To keep it says that this kernel uses its slice although nothing seems to run.
+
+Whoever launched the kernel named a private folder to it. A request for another size is written
 into the pipe there, and answered in a file beside it. A kernel in a pod has no
 such folder: there a request is a message, and the relay prints the answer.
 """
 
 import json
 import os
+import re
 import sys
 import time
 import uuid
 from pathlib import Path
 from typing import Callable  # noqa: UP035 - not generic elsewhere in Python 3.6
 
-from . import caps, keep_alive, slice_info
+from . import caps, slice_info
+
+#: The message on the kernel's output channel that the relay in front of the kernel takes, and answers.
+KEEP_MESSAGE = "gpu_pool_keep"
+ACCEPTED = "Write how long, such as %gpu keep 30min, %gpu keep 2h or %gpu keep 1h30min."
+SECONDS = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1}
+PART = re.compile(r"([0-9]{1,7})(d|h|min|m|s)")
+
+
+def keep(text: str) -> None:
+    """Ask for the slice to be kept for so long; what comes of it is printed below the cell."""
+    seconds = seconds_of(text)
+    if not seconds:
+        print(f"{text!r} is not a duration. {ACCEPTED}", file=sys.stderr)
+    elif not os.environ.get("GPU_POOL_IDLE_LIMIT"):
+        print(
+            "Nothing needs to be done: this kernel keeps its slice however long it is idle" + until_the_end()
+        )
+    elif not publish({"seconds": seconds}):
+        print("This kernel cannot ask for that: it is not run by ipykernel.", file=sys.stderr)
+
+
+def until_the_end() -> str:
+    """End a sentence about how long the slice is kept, with the end of its lease if there is one."""
+    ends_at = slice_info.number("GPU_POOL_ENDS_AT")
+    if ends_at is None:
+        return "."
+    left = max(0, ends_at - int(time.time()))
+    return (
+        f", but only until its lease ends, in {slice_info.duration(left)}: its course allows no longer lease."
+    )
+
+
+def seconds_of(text: str) -> int:
+    """Return the seconds that ``text`` means, 0 if it means none."""
+    parts = PART.findall(text)
+    if "".join(number + unit for number, unit in parts) != text:
+        return 0
+    return sum(int(number) * SECONDS[unit] for number, unit in parts)
+
+
+def publish(content: "dict[str, object]", message: str = KEEP_MESSAGE) -> bool:
+    """Publish a message as a part of this cell's output; return whether there is where to."""
+    from IPython import get_ipython
+
+    kernel = getattr(get_ipython(), "kernel", None)
+    if kernel is None:
+        return False
+    sys.stdout.flush()
+    # ipykernel before version 6 has no get_parent.
+    parent = kernel.get_parent() if hasattr(kernel, "get_parent") else kernel._parent_header
+    kernel.session.send(kernel.iopub_socket, message, content, parent=parent)
+    return True
+
 
 #: The variable that names the folder, and what lies in it.
 VARIABLE = "GPU_POOL_RESIZE_DIR"
 PIPE = "requests"
 #: The variable that tells a kernel that it is in a pod, and the message by which it asks there.
 POD = "GPU_POOL_POD"
-MESSAGE = "gpu_pool_use"
+USE_MESSAGE = "gpu_pool_use"
 ANSWER = "answer"
 #: Seconds to wait for an answer, and between two looks.
 TIMEOUT = 10.0
@@ -54,7 +110,7 @@ class SizeChanges:
             return
         request = uuid.uuid4().hex
         if not send({"id": request, "size": size[:LONGEST]}):
-            if not (os.environ.get(POD) and keep_alive.send({"size": size[:LONGEST]}, MESSAGE)):
+            if not (os.environ.get(POD) and publish({"size": size[:LONGEST]}, USE_MESSAGE)):
                 print(ALONE, file=sys.stderr)
             return
         self._pending = request
