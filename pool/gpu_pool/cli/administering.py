@@ -9,7 +9,6 @@ import io
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,12 +16,11 @@ import click
 
 from gpu_pool.cli import completing, formatting, screen
 from gpu_pool.cli.formatting import plain_failure
-from gpu_pool.cli.session import CommandSession, complete, json_option, naming_leases, verb
+from gpu_pool.cli.session import CommandSession, json_option, naming_leases, verb
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
 from gpu_pool_client import (
     BadRequest,
-    DeviceStatus,
     EndedLease,
     Failure,
     LeaseGone,
@@ -43,7 +41,7 @@ def why(session: CommandSession, lease_id: str | None) -> int:
 
     For a lease that does not wait and whose kernel failed in its pod, say how it failed.
     """
-    found, failure = complete(_why(session, lease_id))
+    found, failure = session.ask(lambda pool: _why(pool, lease_id))
     if session.as_json:
         screen.show_json(
             {
@@ -94,7 +92,8 @@ def history(session: CommandSession, since: str) -> int:
 
     With --json one object per line, which "gpu-pool simulate" reads.
     """
-    ended, living = complete(_history(session, time.time() - parse_duration(since)))
+    first = time.time() - parse_duration(since)
+    ended, living = session.ask(lambda pool: _history(pool, first))
     if session.as_json:
         for row in ended:
             screen.show_json(dataclasses.asdict(row), indent=None)
@@ -114,26 +113,17 @@ _HISTORY_COLUMNS = ("Ended", "Slice", "User", "Course", "For", "Waited", "Held f
 
 
 def _history_row(row: EndedLease) -> list[str]:
-    granted = row.held_at or row.ended_at
+    who = formatting.safe(row.user), formatting.safe(row.course or "-")
     if not row.id:
-        return [
-            time.strftime("%m-%d", time.localtime(row.ended_at)),
-            "-",
-            formatting.safe(row.user),
-            formatting.safe(row.course or "-"),
-            "1 lease" if row.leases == 1 else f"{row.leases} leases",
-            "-",
-            format_duration(row.held_seconds),
-            row.reason,
-            "-",
-        ]
+        day = time.strftime("%m-%d", time.localtime(row.ended_at))
+        count = "1 lease" if row.leases == 1 else f"{row.leases} leases"
+        return [day, "-", *who, count, "-", format_duration(row.held_seconds), row.reason, "-"]
     return [
         time.strftime("%m-%d %H:%M:%S", time.localtime(row.ended_at)),
         formatting.safe(row.request),
-        formatting.safe(row.user),
-        formatting.safe(row.course or "-"),
+        *who,
         formatting.safe(row.kernel or "-"),
-        format_duration(granted - row.requested_at),
+        format_duration((row.held_at or row.ended_at) - row.requested_at),
         format_duration(row.held_seconds),
         row.reason,
         row.id,
@@ -149,7 +139,7 @@ def _failed(lease_id: str, failure: Failure) -> str:
 
 
 def _drain(session: CommandSession, device: str, *, drained: bool) -> int:
-    status = complete(_set_drained(session, device, drained))
+    status = session.ask(lambda pool: pool.drain(device, drained=drained))
     if session.as_json:
         screen.show_json({"device": status.device.uuid, "drained": drained, "leases": status.leases})
         return 0
@@ -164,16 +154,10 @@ def _drain(session: CommandSession, device: str, *, drained: bool) -> int:
     return 0
 
 
-async def _set_drained(session: CommandSession, device: str, drained: bool) -> DeviceStatus:
-    async with session.connect() as pool:
-        return await pool.drain(device, drained=drained)
-
-
-async def _history(session: CommandSession, since: float) -> tuple[list[EndedLease], Counter[LeaseState]]:
+async def _history(pool: Pool, since: float) -> tuple[list[EndedLease], Counter[LeaseState]]:
     """Return what has ended since then, and how many leases have not, by their state."""
-    async with session.connect() as pool:
-        ended, status = await pool.history(since), await pool.status()
-        return ended, Counter(lease.state for lease in (*status.leases, *status.queue))
+    ended, status = await pool.history(since), await pool.status()
+    return ended, Counter(lease.state for lease in (*status.leases, *status.queue))
 
 
 def _living(living: Counter[LeaseState]) -> str:
@@ -183,16 +167,15 @@ def _living(living: Counter[LeaseState]) -> str:
     return f"Not ended yet: {counts}. See: gpu-pool status"
 
 
-async def _why(session: CommandSession, lease_id: str | None) -> tuple[dict[str, Outlook], Failure | None]:
-    async with session.connect() as pool:
-        if lease_id is not None:
-            with naming_leases():
-                return await _why_one(pool, lease_id)
-        found: dict[str, Outlook] = {}
-        for lease in (await pool.status()).queue:
-            with contextlib.suppress(BadRequest, LeaseGone):  # it may not wait any more
-                found[lease.id] = await pool.explain(lease.id)
-        return found, None
+async def _why(pool: Pool, lease_id: str | None) -> tuple[dict[str, Outlook], Failure | None]:
+    if lease_id is not None:
+        with naming_leases():
+            return await _why_one(pool, lease_id)
+    found: dict[str, Outlook] = {}
+    for lease in (await pool.status()).queue:
+        with contextlib.suppress(BadRequest, LeaseGone):  # it may not wait any more
+            found[lease.id] = await pool.explain(lease.id)
+    return found, None
 
 
 async def _why_one(pool: Pool, lease_id: str) -> tuple[dict[str, Outlook], Failure | None]:
@@ -225,11 +208,7 @@ async def _why_one(pool: Pool, lease_id: str) -> tuple[dict[str, Outlook], Failu
     "--kubernetes", is_flag=True, default=None, help="Serve a cluster's GPUs: kernels run there, in pods."
 )
 def serve(
-    _session: CommandSession,
-    socket: str | None,
-    mode: str | None,
-    store: str | None,
-    kubernetes: bool | None,
+    _session: CommandSession, socket: str | None, mode: str | None, store: str | None, kubernetes: bool | None
 ) -> int:
     """Serve this machine's pool on a Unix socket, to its users and to containers.
 
@@ -288,7 +267,7 @@ def report(session: CommandSession, by: str, since: str, until: str | None, form
         raise BadRequest(
             f"--until {formatting.safe(str(until))} is before --since {formatting.safe(since)}.", _ACCEPTED
         )
-    rows, held = complete(_rows(session, first, last, now if until is None else None))
+    rows, held = session.ask(lambda pool: _rows(pool, first, last, now if until is None else None))
     lines, total = usage_report.report(rows, _KEYS[by]), usage_report.line("total", rows)
     if session.as_json or form == "json":
         plain = [{by: each.key, **_figures(each)} for each in lines]
@@ -303,17 +282,14 @@ def report(session: CommandSession, by: str, since: str, until: str | None, form
     return 0
 
 
-async def _rows(
-    session: CommandSession, since: float, until: float, now: float | None
-) -> tuple[list[EndedLease], int]:
+async def _rows(pool: Pool, since: float, until: float, now: float | None) -> tuple[list[EndedLease], int]:
     """Return the leases that ended then, with those that have not by ``now`` if it is given, and how many."""
-    async with session.connect() as pool:
-        rows = [row for row in await pool.history(since) if row.ended_at <= until]
-        if now is None:
-            return rows, 0
-        status = await pool.status()
-        living = [each for each in (*status.leases, *status.queue) if usage_report.has_used(each)]
-        return [*rows, *(usage_report.living(lease, now) for lease in living)], len(living)
+    rows = [row for row in await pool.history(since) if row.ended_at <= until]
+    if now is None:
+        return rows, 0
+    status = await pool.status()
+    living = [each for each in (*status.leases, *status.queue) if usage_report.has_used(each)]
+    return [*rows, *(usage_report.living(lease, now) for lease in living)], len(living)
 
 
 def _moment(text: str, now: float) -> float:
@@ -329,9 +305,7 @@ def _moment(text: str, now: float) -> float:
 
 
 def _figures(line: UsageRow) -> dict[str, Any]:
-    figures = asdict(line)
-    del figures["key"]
-    return figures
+    return {name: value for name, value in dataclasses.asdict(line).items() if name != "key"}
 
 
 def _csv(by: str, lines: list[UsageRow]) -> str:
@@ -354,11 +328,9 @@ def _show(by: str, lines: list[UsageRow], total: UsageRow, held: int) -> None:
     rows = [[formatting.safe(each.key) or "-", *_cells(each)] for each in lines]
     screen.show(screen.table((by.capitalize(), *_COLUMNS), [*rows, ["total", *_cells(total)]]))
     if held:
-        are = (
-            "1 lease that has not ended is counted"
-            if held == 1
-            else f"{held} leases that have not ended, held or parked, are counted"
-        )
+        are = f"{held} leases that have not ended, held or parked, are counted"
+        if held == 1:
+            are = "1 lease that has not ended is counted"
         screen.show("", f"{are} up to now, without memory and wait.")
 
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
@@ -20,14 +19,13 @@ from jupyter_core.paths import jupyter_path
 
 from gpu_pool.cli.formatting import no_jupyter_folders, safe
 from gpu_pool.cli.kernels import refusals
-from gpu_pool.cli.session import CommandSession, complete, shows_all
+from gpu_pool.cli.session import CommandSession, shows_all
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.devices.inventory import VARIABLE
 from gpu_pool.embedded.pool import store_path
 from gpu_pool.store import files
 from gpu_pool.store.database import Database
 from gpu_pool_client import SIMULATED, BadRequest, GpuPoolError, Pool, PoolStatus, SliceRequest, parse_request
-from gpu_pool_client._pool import DEFAULT_URL, URL_VARIABLE
 
 if TYPE_CHECKING:
     from gpu_pool_kernels.installer import InstalledKernel
@@ -56,7 +54,7 @@ class Check:
 def check_pool(session: CommandSession) -> Iterator[Check]:
     """Ask the pool for its status, which on a store is also a write."""
     try:
-        found, is_all = complete(_ask_status(session))
+        found, is_all = session.ask(_status)
     except GpuPoolError as error:
         yield Check("pool", "broken", error.message, error.remedy)
         return
@@ -129,10 +127,10 @@ def _hidden(inventory: Inventory) -> Iterator[Check]:
 
 def check_store(session: CommandSession) -> Iterator[Check]:
     """Look at the file of an embedded pool: where it is, who can read it, what version it is."""
-    if is_served(session):
+    if session.is_served:
         return
     try:
-        path = store_path(_url(session))
+        path = store_path(session.address)
         database = Database(path)
     except GpuPoolError as error:
         yield Check("store", "broken", error.message, error.remedy)
@@ -142,7 +140,13 @@ def check_store(session: CommandSession) -> Iterator[Check]:
     mounts = ((part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True))
     kind = files.file_system(path.parent.resolve(), mounts) or "unknown file system"
     yield Check("store", "ok", f"{path} ({kind}, schema {schema})")
-    yield from _permissions(path)
+    for each in (path, path.parent):
+        mode = stat.S_IMODE(each.stat().st_mode)
+        allowed = 0o755 if each.is_dir() else 0o600
+        if mode & ~allowed:
+            yield Check(
+                "store", "note", f"others have access to {each} ({mode:04o})", f"chmod {allowed:o} {each}"
+            )
     free = shutil.disk_usage(path.parent).free
     if free < _LITTLE_SPACE:
         yield Check("store", "note", f"only {free // 2**20} MiB are free on its disk", "Free some space.")
@@ -171,20 +175,10 @@ def check_jupyter(session: CommandSession) -> Iterator[Check]:
     yield from _kernels(session)
 
 
-def is_served(session: CommandSession) -> bool:
-    """Whether the pool is a service's, whose GPUs need not be this machine's."""
-    return urlsplit(_url(session)).scheme != "embedded"
-
-
-def _url(session: CommandSession) -> str:
-    return session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-
-
-async def _ask_status(session: CommandSession) -> tuple[PoolStatus, bool]:
+async def _status(pool: Pool) -> tuple[PoolStatus, bool]:
     """Return the pool's status, and whether it is known to tell of everybody's leases."""
-    async with session.connect() as pool:
-        found = await pool.status()
-        return found, await _tells_all(pool, found)
+    found = await pool.status()
+    return found, await _tells_all(pool, found)
 
 
 async def _tells_all(pool: Pool, found: PoolStatus) -> bool:
@@ -271,16 +265,6 @@ def _unmanaged(status: PoolStatus) -> Iterator[Check]:
     for unmanaged in find_unmanaged(devices, status.leases):
         remedy = "Run it on a slice (gpu-pool run 10% -- COMMAND), or end it."
         yield Check("unmanaged processes", "note", safe(str(unmanaged), 300), remedy)
-
-
-def _permissions(path: Path) -> Iterator[Check]:
-    for each in (path, path.parent):
-        mode = stat.S_IMODE(each.stat().st_mode)
-        allowed = 0o755 if each.is_dir() else 0o600
-        if mode & ~allowed:
-            yield Check(
-                "store", "note", f"others have access to {each} ({mode:04o})", f"chmod {allowed:o} {each}"
-            )
 
 
 def _ipykernel() -> Iterator[Check]:

@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from gpu_pool.cli.checks import Check
 from gpu_pool.cli.formatting import safe
 from gpu_pool.cli.session import complete
-from gpu_pool.cluster.dialects import Cluster, Dialect, DialectChoice, NodeUse, choose, usage
+from gpu_pool.cluster.dialects import Dialect, DialectChoice, NodeUse, choose, usage
 from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
 from gpu_pool.cluster.dialects.dra import Dra
 from gpu_pool.cluster.kueue import version_of
 from gpu_pool.cluster.nodes import closures, notes, tolerations_of
 from gpu_pool.plugins import needs_extra
-from gpu_pool_client import (
-    DeviceStatus,
-    GpuPoolError,
-    NotAllowed,
-    format_memory,
-    format_share,
-    parse_request,
-)
+from gpu_pool_client import DeviceStatus, GpuPoolError, NotAllowed, format_memory, format_share, parse_request
 
 if TYPE_CHECKING:
     from gpu_pool.cluster.snapshot import ClusterSnapshot
@@ -45,11 +38,6 @@ def read_snapshot(kubeconfig: str = "") -> ClusterSnapshot:
     with needs_extra("kubernetes", "Kubernetes support"):
         from gpu_pool.cluster.snapshot import take_snapshot
     return complete(take_snapshot(kubeconfig))
-
-
-def read_cluster(kubeconfig: str = "") -> Cluster:
-    """Return what a cluster shows of its GPUs; see :func:`read_snapshot`."""
-    return read_snapshot(kubeconfig).cluster
 
 
 def nodes_in_use(snapshot: ClusterSnapshot) -> tuple[NodeUse, ...]:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
-from urllib.parse import urlsplit
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,7 +17,6 @@ from click.shell_completion import CompletionItem
 from gpu_pool.cli.formatting import granted, safe
 from gpu_pool.cli.session import CommandSession
 from gpu_pool_client import Lease, LeaseState, PoolStatus
-from gpu_pool_client._pool import DEFAULT_URL, URL_VARIABLE
 
 #: Seconds in which the pool has to answer.
 _WITHIN: Final = 1.0
@@ -50,17 +47,16 @@ def _offering(find: Callable[[CommandSession], _Offers]) -> _Complete:
 
 def _status(session: CommandSession) -> PoolStatus:
     """Return the pool's status. Raises whatever is wrong, also that a store would have to be made."""
-    url = session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    if urlsplit(url).scheme == "embedded":
+    if not session.is_served:
         from gpu_pool.embedded.pool import store_path
 
-        store_path(url).stat()
-    return asyncio.run(asyncio.wait_for(_ask(session), _WITHIN))
+        store_path(session.address).stat()
 
+    async def ask() -> PoolStatus:
+        async with session.connect() as pool:
+            return await pool.status()
 
-async def _ask(session: CommandSession) -> PoolStatus:
-    async with session.connect() as pool:
-        return await pool.status()
+    return asyncio.run(asyncio.wait_for(ask(), _WITHIN))
 
 
 def _told(leases: Iterable[Lease]) -> Iterator[tuple[str, str]]:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_core.paths import jupyter_path
 
-from gpu_pool.cli.checks import Check, State, is_served, kernel_made_again
+from gpu_pool.cli.checks import Check, State, kernel_made_again
 from gpu_pool.cli.courses import CheckedFile, read_files
 from gpu_pool.cli.formatting import safe
-from gpu_pool.cli.session import CommandSession, complete
+from gpu_pool.cli.session import CommandSession
 from gpu_pool.courses.access import NOT_IN_COURSE
 from gpu_pool_client import GpuPoolError, Holder, NotAllowed, Pool
 
@@ -46,7 +46,7 @@ def check_courses(session: CommandSession) -> Iterator[Check]:
             return
         found = read_files((), settings)
     except GpuPoolError as error:
-        is_ours = not is_served(session) or not isinstance(error.__cause__, PermissionError)
+        is_ours = not session.is_served or not isinstance(error.__cause__, PermissionError)
         remedy = error.remedy or "Correct c.PoolSettings.courses_dir, or the folder's permissions."
         yield Check("courses", "broken" if is_ours else "note", error.message, remedy)
         return
@@ -55,7 +55,7 @@ def check_courses(session: CommandSession) -> Iterator[Check]:
     if len(wrong) < len(found):
         names = ", ".join(safe(each.name) for each in found if each.course is not None)
         yield Check("courses", "ok", safe(names, _LONGEST))
-    offered = complete(_offered(session, [each.name for each in wrong[:_MOST_FILES]]))
+    offered = _offered(session, [each.name for each in wrong[:_MOST_FILES]])
     for each, is_offered in zip(wrong, offered, strict=False):
         yield from _of_file(each, is_offered)
     if len(wrong) > _MOST_FILES:
@@ -89,16 +89,17 @@ def _line(number: int | None) -> str:
 
 def _is_ours_to_read(path: Path, session: CommandSession) -> bool:
     """Whether we should be able to read this: what a service alone may read is not wrong."""
-    return not is_served(session) or os.access(path, os.R_OK)
+    return not session.is_served or os.access(path, os.R_OK)
 
 
-async def _offered(session: CommandSession, names: Sequence[str]) -> list[bool | None]:
+def _offered(session: CommandSession, names: Sequence[str]) -> list[bool | None]:
     """Return of each course whether the pool offers it all the same; None where it cannot be asked."""
-    if not names:
-        return []
+
+    async def ask(pool: Pool) -> list[bool | None]:
+        return [await _is_offered(pool, name) for name in names]
+
     try:
-        async with session.connect() as pool:
-            return [await _is_offered(pool, name) for name in names]
+        return session.ask(ask) if names else []
     except GpuPoolError:  # told by other checks
         return [None] * len(names)
 
@@ -161,7 +162,6 @@ def _of_kernel(kernel: InstalledKernel, modules: tuple[str, ...]) -> Iterator[Ch
 
 
 def _of_courses() -> Iterator[Check]:
-    from gpu_pool.cli.courses import read_files
     from gpu_pool.settings import load_settings
     from gpu_pool_kernels.installer import preloading_bases
 

@@ -302,12 +302,7 @@ class CourseReport:
 
     @classmethod
     def of(
-        cls,
-        checked: CheckedFile,
-        devices: Sequence[Device],
-        rules: Rules,
-        students: int | None,
-        stay: float,
+        cls, checked: CheckedFile, devices: Sequence[Device], rules: Rules, students: int | None, stay: float
     ) -> CourseReport:
         """Do the arithmetic: with ``students`` also how long they wait, who stay so many seconds."""
         from gpu_pool.courses.arithmetic import rush, slice_figures

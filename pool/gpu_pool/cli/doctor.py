@@ -9,7 +9,7 @@ from itertools import chain
 import click
 
 from gpu_pool.cli import screen
-from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store, is_served
+from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store
 from gpu_pool.cli.course_checks import check_courses, check_preloads
 from gpu_pool.cli.session import CommandSession, json_option, verb
 from gpu_pool_client import BadRequest, Device, GpuPoolError
@@ -54,7 +54,7 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
         return _report(session, check_cluster(namespace))
     pool = [*check_pool(session)]
     has_gpus = any(check.name == "devices" and check.state == "ok" for check in pool)
-    machine = check_machine(is_client=is_served(session) and has_gpus)
+    machine = check_machine(is_client=session.is_served and has_gpus)
     return _report(
         session,
         chain(

@@ -14,15 +14,7 @@ from typing import Final
 from gpu_pool.cli import formatting
 from gpu_pool.cli.screen import note
 from gpu_pool.cli.session import CommandSession
-from gpu_pool_client import (
-    EndReason,
-    GpuPoolError,
-    Lease,
-    LeaseGone,
-    LeaseState,
-    Pool,
-    Process,
-)
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseGone, LeaseState, Pool, Process
 
 #: The exit status of ``run`` where the command was ended with its lease: that of timeout(1).
 LEASE_ENDED: Final = 124

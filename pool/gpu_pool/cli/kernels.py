@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 
 from gpu_pool.cli import completing, screen
 from gpu_pool.cli.formatting import safe
-from gpu_pool.cli.session import CommandSession, complete, json_option, pool_options, verb
+from gpu_pool.cli.session import CommandSession, json_option, pool_options, verb
 from gpu_pool_client import (
     BadRequest,
     GpuPoolError,
@@ -25,7 +24,7 @@ from gpu_pool_client import (
     SliceRequest,
     parse_request,
 )
-from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
+from gpu_pool_client._pool import COURSE_VARIABLE
 from gpu_pool_client._processes import account_of
 
 if TYPE_CHECKING:
@@ -212,11 +211,10 @@ def refusals(session: CommandSession, requests: Iterable[SliceRequest]) -> dict[
     held to refuse anything. This user's own pool is not opened, since that would
     make one where there is none; its arithmetic is done here.
     """
-    url = session.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     try:
-        if urlsplit(url).scheme == "embedded":
-            return _by_rules(requests)
-        return complete(_by_service(session, requests))
+        if session.is_served:
+            return session.ask(lambda pool: _by_service(pool, requests))
+        return _by_rules(requests)
     except GpuPoolError:
         return {}
 
@@ -240,13 +238,10 @@ def _by_rules(requests: Iterable[SliceRequest]) -> dict[SliceRequest, GpuPoolErr
     return {request: error for request, error in found if error is not None}
 
 
-async def _by_service(
-    session: CommandSession, requests: Iterable[SliceRequest]
-) -> dict[SliceRequest, GpuPoolError]:
-    async with session.connect() as pool:
-        if not (await pool.status()).devices:
-            return {}
-        found = [(request, await _answer(pool, request)) for request in requests]
+async def _by_service(pool: Pool, requests: Iterable[SliceRequest]) -> dict[SliceRequest, GpuPoolError]:
+    if not (await pool.status()).devices:
+        return {}
+    found = [(request, await _answer(pool, request)) for request in requests]
     return {request: error for request, error in found if error is not None}
 
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
 from gpu_pool.cli import completing
 from gpu_pool.cli.formatting import at_most, granted, plain_lease, safe, waiting
-from gpu_pool.cli.screen import console, note, show_json
+from gpu_pool.cli.screen import StatusLine, note, show_json
 from gpu_pool.cli.session import (
     TAKE_ONE,
     CommandSession,
     ancestors,
-    complete,
     held_by,
     json_option,
     naming_leases,
@@ -45,10 +42,6 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._pool import COURSE_VARIABLE
 from gpu_pool_client._processes import account_of
-
-if TYPE_CHECKING:
-    from rich.status import Status
-
 
 _VERB = "request"
 
@@ -77,8 +70,11 @@ def request(
     It is released when this shell ends, or by "gpu-pool release". In a pipe or
     a $(...), name your shell with --keeper $$.
     """
-    asked = _request(session, parse_request(size), _keeper(pid), timeout if wait else 0, batch)
-    lease = complete(asked)
+    wanted, keeper = parse_request(size), _keeper(pid)
+    within = timeout if wait else 0
+    lease = session.ask(
+        lambda pool: acquire(pool, wanted, new_key(_VERB), "interactive work", keeper, within, batch=batch)
+    )
     if session.as_json:
         show_json(plain_lease(lease))
     else:
@@ -102,7 +98,7 @@ def release(session: CommandSession, lease_ids: tuple[str, ...], all_mine: bool)
     """
     if all_mine and lease_ids:
         raise BadRequest("Both leases and --all-mine were given.", "Give one or the other.")
-    released = complete(_release(session, lease_ids, all_mine))
+    released = session.ask(lambda pool: _release(pool, lease_ids, all_mine))
     if session.as_json:
         show_json({"released": [lease.id for lease in released]})
     else:
@@ -123,24 +119,16 @@ def _keeper(pid: int | None) -> Process:
     return keeper
 
 
-async def _request(
-    session: CommandSession, wanted: SliceRequest, keeper: Process, timeout: float | None, batch: bool
-) -> Lease:
-    async with session.connect() as pool:
-        return await acquire(pool, wanted, new_key(_VERB), "interactive work", keeper, timeout, batch=batch)
-
-
-async def _release(session: CommandSession, lease_ids: tuple[str, ...], all_mine: bool) -> list[Lease]:
-    async with session.connect() as pool:
-        if lease_ids:
-            with naming_leases():
-                chosen = [await pool.get_lease(lease_id) for lease_id in lease_ids]
-        else:
-            chosen = await (_all_of_mine(pool) if all_mine else _of_this_shell(pool))
-        running = [lease for lease in chosen if lease.state is not LeaseState.ENDED]
-        for lease in running:
-            await pool.release(lease.id)
-        return [await pool.get_lease(lease.id) for lease in running]
+async def _release(pool: Pool, lease_ids: tuple[str, ...], all_mine: bool) -> list[Lease]:
+    if lease_ids:
+        with naming_leases():
+            chosen = [await pool.get_lease(lease_id) for lease_id in lease_ids]
+    else:
+        chosen = await (_all_of_mine(pool) if all_mine else _of_this_shell(pool))
+    running = [lease for lease in chosen if lease.state is not LeaseState.ENDED]
+    for lease in running:
+        await pool.release(lease.id)
+    return [await pool.get_lease(lease.id) for lease in running]
 
 
 def _what_became(lease: Lease) -> str:
@@ -256,29 +244,19 @@ async def _tell(pool: Pool, lease_id: str, progress: _QueueProgress) -> None:
             progress.say(waiting(lease, (await pool.explain(lease_id)).expected))
 
 
-class _QueueProgress:
+class _QueueProgress(StatusLine):
     """The position in the queue: one living line in a terminal, else one line for each change."""
 
     def __init__(self) -> None:
-        self._status: Status | None = None
+        super().__init__()
         self._said = ""
-
-    def __enter__(self) -> _QueueProgress:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def say(self, text: str) -> None:
         """Show ``text`` unless it already stands there."""
         if text == self._said:
             return
         self._said = text
-        if not sys.stderr.isatty():
-            note(text)
-        elif self._status is None:
-            self._status = console(stderr=True).status(f"{text} (Ctrl-C gives up)")
-            self._status.start()
+        if self.is_live:
+            self.show(f"{text} (Ctrl-C gives up)")
         else:
-            self._status.update(f"{text} (Ctrl-C gives up)")
+            note(text)

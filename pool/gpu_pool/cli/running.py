@@ -21,25 +21,8 @@ from gpu_pool.cli.following import GRACE, LEASE_ENDED, LeaseFollower, end_proces
 from gpu_pool.cli.formatting import at_most, granted, plain_lease
 from gpu_pool.cli.requesting import acquire, new_key
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import (
-    CommandSession,
-    ancestors,
-    choose,
-    complete,
-    held_by,
-    remember,
-    verb,
-    waiting_options,
-)
-from gpu_pool_client import (
-    EndReason,
-    GpuPoolError,
-    Lease,
-    LeaseState,
-    Process,
-    SliceRequest,
-    parse_request,
-)
+from gpu_pool.cli.session import CommandSession, ancestors, choose, held_by, remember, verb, waiting_options
+from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, parse_request
 from gpu_pool_client._framework_caps import slice_environment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,7 +86,11 @@ def run(
     program = DOCKER if docker else command[0]
     check_command(program)
     with WaitingChild() as child:
-        lease = complete(_take(session, request, program, child.process, timeout if wait else 0, batch))
+        # The program's name alone: arguments may hold secrets, and others read the list.
+        purpose, within = f"run {Path(program).name}", timeout if wait else 0
+        lease = session.ask(
+            lambda pool: acquire(pool, request, new_key("run"), purpose, child.process, within, batch=batch)
+        )
         if not quiet:
             note(f"running on {granted(lease)}{at_most(lease, time.time())}")
         if docker:
@@ -111,7 +98,7 @@ def run(
         else:
             status, over = _run_command(session, lease, child, command)
     if session.as_json:
-        last = complete(_as_it_ended(session, lease))
+        last = _as_it_ended(session, lease)
         found = {"lease": plain_lease(last), "status": status, "lease_over": over}
         click.echo(json.dumps(found), err=True)
     return status
@@ -158,11 +145,7 @@ def _told(status: int, follower: LeaseFollower) -> tuple[int, str | None]:
     return (status if follower.over is None else LEASE_ENDED), follower.over
 
 
-@verb(
-    "exec",
-    "gpu-pool exec -- python train.py",
-    "gpu-pool exec -- nvidia-smi",
-)
+@verb("exec", "gpu-pool exec -- python train.py", "gpu-pool exec -- nvidia-smi")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @named_lease
 def exec_(session: CommandSession, command: tuple[str, ...], lease_id: str | None) -> int:
@@ -172,7 +155,7 @@ def exec_(session: CommandSession, command: tuple[str, ...], lease_id: str | Non
     when the command ends.
     """
     check_command(command[0])
-    lease = complete(_held(session, lease_id))
+    lease = _held(session, lease_id)
     become(command, environment_for(lease, command[0]))
 
 
@@ -183,51 +166,31 @@ def shell(session: CommandSession, lease_id: str | None) -> int:
 
     The shell is $SHELL; leave it with exit.
     """
-    lease = complete(_held(session, lease_id))
+    lease = _held(session, lease_id)
     program = os.environ.get("SHELL") or "/bin/sh"
     note(f"a shell on {granted(lease)}{at_most(lease, time.time())}; leave it with: exit")
     become([program], environment_for(lease, program))
 
 
-async def _take(
-    session: CommandSession,
-    request: SliceRequest,
-    program: str,
-    keeper: Process,
-    timeout: float | None,
-    batch: bool,
-) -> Lease:
-    # The program's name alone: arguments may hold secrets, and others read the list.
-    purpose = f"run {Path(program).name}"
-    async with session.connect() as pool:
-        return await acquire(pool, request, new_key("run"), purpose, keeper, timeout, batch=batch)
-
-
-async def _held(session: CommandSession, lease_id: str | None) -> Lease:
-    async with session.connect() as pool:
-        status = await pool.status()
+def _held(session: CommandSession, lease_id: str | None) -> Lease:
+    status = session.ask(lambda pool: pool.status())
     held = [lease for lease in status.leases if lease.state is LeaseState.HELD]
     return choose(held_by(held, ancestors(), os.environ), lease_id)
 
 
-async def _as_it_ended(session: CommandSession, lease: Lease) -> Lease:
+def _as_it_ended(session: CommandSession, lease: Lease) -> Lease:
     """Return the lease as it is now, with what it held, or as it was where the pool does not tell."""
     try:
-        async with session.connect() as pool:
-            last = await pool.get_lease(lease.id)
-            # An ended lease holds nothing: whoever counts what was used reads it here.
-            return replace(last, slices=last.slices or lease.slices)
+        last = session.ask(lambda pool: pool.get_lease(lease.id))
     except GpuPoolError:
         return lease
+    # An ended lease holds nothing: whoever counts what was used reads it here.
+    return replace(last, slices=last.slices or lease.slices)
 
 
 def _give_back(session: CommandSession, lease: Lease, reason: EndReason) -> None:
-    async def release() -> None:
-        async with session.connect() as pool:
-            await pool.release(lease.id, reason)
-
     try:
-        complete(release())
+        session.ask(lambda pool: pool.release(lease.id, reason))
     except GpuPoolError as error:
         note(f"the slice is released by itself, since its command has ended. {error}")
 

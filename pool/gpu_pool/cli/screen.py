@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -13,17 +14,11 @@ from gpu_pool_client._log import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
     from rich.table import Table
 
     #: What can be printed.
     Shown = Table | str
-
-
-import time
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from rich.status import Status
 
 
 #: Columns of output that no terminal cuts: programs and files get whole lines.
@@ -90,21 +85,38 @@ _SILENT: Final = 2.0
 _LIVE_EVERY: Final = 0.2
 _PLAIN_EVERY: Final = 10.0
 
+Line = TypeVar("Line", bound="StatusLine")
 
-class Progress:
-    """Says how far it has come once it takes long: in a terminal in one line, else in a line now and then."""
+
+class StatusLine:
+    """A line on standard error that changes while something goes on, where that is a terminal."""
 
     def __init__(self) -> None:
-        self._is_live = sys.stderr.isatty()
-        self._due = time.monotonic() + _SILENT
+        self.is_live = sys.stderr.isatty()
         self._status: Status | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self: Line) -> Line:
         return self
 
     def __exit__(self, *failure: object) -> None:
         if self._status is not None:
             self._status.stop()
+
+    def show(self, text: str) -> None:
+        """Put a text into the line."""
+        if self._status is None:
+            self._status = console(stderr=True).status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+
+class Progress(StatusLine):
+    """Says how far it has come once it takes long: in a terminal in one line, else in a line now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._due = time.monotonic() + _SILENT
 
     def tell(self, what: str, part: float) -> None:
         """Say what is done now, and which part of it (0 to 1) has been done."""
@@ -112,13 +124,8 @@ class Progress:
         if now < self._due:
             return
         text = f"{what}: {part:.0%}"
-        if not self._is_live:
-            self._due = now + _PLAIN_EVERY
-            note(text)
-            return
-        self._due = now + _LIVE_EVERY
-        if self._status is None:
-            self._status = console(stderr=True).status(text)
-            self._status.start()
+        self._due = now + (_LIVE_EVERY if self.is_live else _PLAIN_EVERY)
+        if self.is_live:
+            self.show(text)
         else:
-            self._status.update(text)
+            note(text)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -31,7 +32,7 @@ from gpu_pool_client import (
     connect,
     parse_duration,
 )
-from gpu_pool_client._pool import BATCH_VARIABLE, is_yes
+from gpu_pool_client._pool import BATCH_VARIABLE, DEFAULT_URL, URL_VARIABLE, is_yes
 from gpu_pool_client._processes import lineage
 
 T = TypeVar("T")
@@ -52,9 +53,28 @@ class CommandSession:
     #: Print JSON, errors included.
     as_json: bool = False
 
+    @property
+    def address(self) -> str:
+        """The URL of the pool that was chosen."""
+        return self.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+    @property
+    def is_served(self) -> bool:
+        """Whether that pool is a service's, whose GPUs need not be this machine's."""
+        return urlsplit(self.address).scheme != "embedded"
+
     def connect(self) -> Pool:
         """Return the pool that was chosen; see :func:`gpu_pool_client.connect`."""
         return connect(self.url)
+
+    def ask(self, question: Callable[[Pool], Coroutine[Any, Any, T]]) -> T:
+        """Open the pool, ask it, and return its answer. A signal becomes :class:`Interrupted`."""
+
+        async def asked() -> T:
+            async with self.connect() as pool:
+                return await question(pool)
+
+        return complete(asked())
 
 
 class Interrupted(Exception):

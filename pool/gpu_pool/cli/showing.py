@@ -56,11 +56,14 @@ def list_(session: CommandSession, details: bool, nodes: bool) -> int:
     """
     if nodes:
         return _list_nodes(session, details)
-    status = complete(_status(session))
+    status = _status(session)
     if session.as_json:
         screen.show_json(plain_devices(status))
         return 0
-    _show_devices(status)
+    if status.devices:
+        screen.show(screen.table(formatting.DEVICE_COLUMNS, formatting.device_rows(status)))
+    else:
+        screen.show(_NO_DEVICES)
     if details:
         rows = formatting.holding_rows(status, time.time())
         nothing = _ONLY_OTHERS if _others_hold(status) else "Nothing is held."
@@ -74,7 +77,7 @@ def list_(session: CommandSession, details: bool, nodes: bool) -> int:
 def status(session: CommandSession, watch: bool) -> int:
     """Show the leases, and who waits in the queue for one."""
     if not watch:
-        found = complete(_status(session))
+        found = _status(session)
         if session.as_json:
             screen.show_json(plain_status(found))
         else:
@@ -96,7 +99,7 @@ def smi(session: CommandSession) -> int:
     Also what is enforced, and how long it has been held. "My" slices are
     those of this shell, or of the kernel or command that this runs in.
     """
-    status = complete(_status(session))
+    status = _status(session)
     held = [lease for lease in status.leases if lease.state is LeaseState.HELD]
     mine = held_by(held, ancestors(), os.environ)
     if not mine:
@@ -134,19 +137,11 @@ def _plain_with_use(lease: Lease, used: dict[str, int]) -> dict[str, object]:
     return plain
 
 
-async def _status(session: CommandSession) -> PoolStatus:
-    async with session.connect() as pool:
-        found = await pool.status()
+def _status(session: CommandSession) -> PoolStatus:
+    found = session.ask(lambda pool: pool.status())
     if found.note:
         screen.note(found.note)
     return found
-
-
-def _show_devices(status: PoolStatus) -> None:
-    if status.devices:
-        screen.show(screen.table(formatting.DEVICE_COLUMNS, formatting.device_rows(status)))
-    else:
-        screen.show(_NO_DEVICES)
 
 
 def _others_hold(status: PoolStatus) -> bool:
