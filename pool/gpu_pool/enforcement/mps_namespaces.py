@@ -8,20 +8,18 @@ uses the namespace, from a terminal, say, is in no group.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from gpu_pool.enforcement.mps.classic import RESTARTED, DeviceClaim, refuse_unsuitable
+from gpu_pool.enforcement.mps.classic import RESTARTED, ByMps, DeviceClaim, refuse_unsuitable
 from gpu_pool.enforcement.mps.daemon import PIPES, SHUT, MpsDaemon, MpsSize, contexts, size_of, wait_until
-from gpu_pool.enforcement.mps.probe import ProbeOutcome, attempts, is_roots
+from gpu_pool.enforcement.mps.probe import ProbeOutcome, attempts
 from gpu_pool.enforcement.mps.programs import is_memory, is_percentage
-from gpu_pool.enforcement.privileged import Privileged
-from gpu_pool.enforcement.tiers import Tier, TierContext, TierFailed, TierStatement
-from gpu_pool_client import Device, Enforcement, Lease, Limit, Process, Strength
+from gpu_pool.enforcement.tiers import TierFailed, TierStatement
+from gpu_pool_client import Device, Enforcement, Lease, Limit, Process
 from gpu_pool_client._processes import family
 
 _CSV: Final = "--format=csv,noheader"
@@ -138,47 +136,23 @@ class _NamespaceDevice:
         return _server(self.device)
 
 
-class CgroupTier(Tier):
-    """Limits by namespaces of MPS and by control groups. One object serves all devices.
-
-    ``runtime`` is a folder of its own on a local disk; it is made if missing.
-    All clients run as the user ``uid`` (the pool's own by default), unless
-    ``multiuser``, for which the pool must be root; then ``uid`` is the user
-    that :meth:`probe` tries. ``hard`` names the devices that a probe found
-    closed, to all but root. ``privileged`` makes the control groups. No question to the daemon
-    waits longer than ``timeout`` seconds.
-    """
+class CgroupTier(ByMps):
+    """Limits by namespaces of MPS and by control groups."""
 
     name: ClassVar[str] = "cgroups"
-    needs_owner: ClassVar[bool] = True
-    needs_uuids: ClassVar[bool] = True
+    folder: ClassVar[str] = "mps3"
+    has_own: ClassVar[str] = "server"
 
-    @classmethod
-    def make(cls, context: TierContext) -> CgroupTier:
-        """Return the tier, for several users if the pool is."""
-        return cls(context.runtime / "mps3", uid=context.probe_uid, multiuser=context.several_users)
-
-    def __init__(
-        self,
-        runtime: Path,
-        *,
-        uid: int | None = None,
-        multiuser: bool = False,
-        hard: Collection[str] = (),
-        privileged: Privileged | None = None,
-        timeout: float = 10.0,
-    ) -> None:
-        self._runtime, self._multiuser, self._hard = runtime, multiuser, set(hard)
-        self._uid = os.geteuid() if uid is None else uid
-        self._privileged = Privileged() if privileged is None else privileged
+    def __init__(self, runtime: Path, **settings: Any) -> None:
+        super().__init__(runtime, **settings)
         control = MpsDaemon(
             runtime / "daemon",
-            options=("-p", "3", *(("--multiuser",) if multiuser else ())),
+            options=("-p", "3", *(("--multiuser",) if self._multiuser else ())),
             visible="",
-            public=multiuser or self._uid != os.geteuid(),
-            timeout=timeout,
+            public=self._is_public,
+            timeout=self._timeout,
         )
-        self._daemon = NamespaceDaemon(control, timeout)
+        self._daemon = NamespaceDaemon(control, self._timeout)
         self._device_states: dict[str, _NamespaceDevice] = {}
 
     def adapt(self, device: Device) -> Device:
@@ -191,8 +165,7 @@ class CgroupTier(Tier):
             return TierStatement()
         part = lease.slices[0]
         pipe = self._daemon.control.pipe / _server(part.device) / _namespace(lease.id)
-        closed = part.device.uuid in self._hard and not is_roots(lease)
-        strength = Strength.HARD if closed else Strength.COOPERATIVE
+        strength = self._strength(lease)
         ceiling = f"MPS, a ceiling of {size_of(part).percent}%"
         limits = Enforcement(Limit(strength, _HELD_BY), Limit(strength, ceiling))
         return TierStatement({PIPES: f"{pipe}"}, limits)
@@ -220,13 +193,7 @@ class CgroupTier(Tier):
 
     def open(self, lease: Lease) -> None:
         """Make the lease's control group and namespace, with their limits, before any process is in them."""
-        if len(lease.slices) != 1:
-            raise TierFailed(
-                f"{len(lease.slices)} GPUs were asked for at once; each has an MPS server of its own here, "
-                "and a process can use one of them.",
-                "Ask for one GPU, or have the administrator set another c.PoolSettings.tier.",
-            )
-        part = lease.slices[0]
+        part = self._only_slice(lease)
         self.prepare(part.device)
         device_state, size = self._device_states[part.device.uuid], size_of(part)
         self._privileged.call("cgroup-make", lease.id)
@@ -297,11 +264,7 @@ class CgroupTier(Tier):
         Nothing is hard where the daemon runs as the user of its clients.
         """
         client = {PIPES: f"{self._daemon.control.pipe / _server(device)}"}
-        outcome = attempts(device.uuid, self._uid, client, _TRIED_MIB)
-        self._hard -= {device.uuid}
-        if outcome is ProbeOutcome.REFUSED:
-            self._hard.add(device.uuid)
-        return outcome
+        return self._take_note(device, attempts(device.uuid, self._uid, client, _TRIED_MIB))
 
     def _start(self, device_state: _NamespaceDevice) -> None:
         device_state.claim.take()

@@ -7,7 +7,7 @@ import pwd
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from gpu_pool.enforcement.mps.daemon import (
     PIPES,
@@ -234,27 +234,28 @@ THREADS: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _TRIED: Final = MpsSize(1024, 10)
 
 
-class MpsTier(Tier):
-    """Limits by classic MPS, for each process of a lease apart. One object serves all devices.
+class ByMps(Tier):
+    """What limits by both versions of MPS have in common. One object serves all devices.
 
     ``runtime`` is a folder of its own on a local disk; it is made if missing.
     All clients run as the user ``uid`` (the pool's own by default), unless
     ``multiuser``, for which the pool must be root; then ``uid`` is the user
-    that :meth:`probe` tries. ``one_size`` makes the limits the daemon's own,
-    which a process cannot lift by changing its environment. ``hard`` names the
-    devices that a probe found closed, to all but root. ``privileged`` sets compute modes. No
-    question to a daemon waits longer than ``timeout`` seconds.
+    that :meth:`probe` tries. ``hard`` names the devices that a probe found closed, to all but
+    root. ``privileged`` does what needs root. No question to a daemon waits longer than
+    ``timeout`` seconds.
     """
 
-    name: ClassVar[str] = "mps"
-    seen: ClassVar[str] = SEEN_ON_H100
     needs_owner: ClassVar[bool] = True
     needs_uuids: ClassVar[bool] = True
+    #: The folder in that for what lives no longer than this boot.
+    folder: ClassVar[str]
+    #: What each device has of its own: ``daemon`` or ``server``.
+    has_own: ClassVar[str]
 
     @classmethod
-    def make(cls, context: TierContext) -> MpsTier:
+    def make(cls, context: TierContext) -> ByMps:
         """Return the tier, for several users if the pool is."""
-        return cls(context.runtime / "mps", uid=context.probe_uid, multiuser=context.several_users)
+        return cls(context.runtime / cls.folder, uid=context.probe_uid, multiuser=context.several_users)
 
     def __init__(
         self,
@@ -262,15 +263,52 @@ class MpsTier(Tier):
         *,
         uid: int | None = None,
         multiuser: bool = False,
-        one_size: bool = True,
         hard: Collection[str] = (),
         privileged: Privileged | None = None,
         timeout: float = 10.0,
     ) -> None:
-        self._runtime, self._multiuser, self._one_size = runtime, multiuser, one_size
+        self._runtime, self._multiuser, self._hard, self._timeout = runtime, multiuser, set(hard), timeout
         self._uid = os.geteuid() if uid is None else uid
         self._privileged = Privileged() if privileged is None else privileged
-        self._hard, self._timeout = set(hard), timeout
+        self._is_public = multiuser or self._uid != os.geteuid()
+
+    def _strength(self, lease: Lease) -> Strength:
+        """Return how firmly a lease of one slice is held."""
+        is_hard = lease.slices[0].device.uuid in self._hard and not is_roots(lease)
+        return Strength.HARD if is_hard else Strength.COOPERATIVE
+
+    def _only_slice(self, lease: Lease) -> Slice:
+        """Return the slice of a lease that has one; raise ``TierFailed`` for others."""
+        if len(lease.slices) != 1:
+            raise TierFailed(
+                f"{len(lease.slices)} GPUs were asked for at once; each has an MPS {self.has_own} of its own "
+                "here, and a process can use one of them.",
+                "Ask for one GPU, or have the administrator set another c.PoolSettings.tier.",
+            )
+        return lease.slices[0]
+
+    def _take_note(self, device: Device, outcome: ProbeOutcome) -> ProbeOutcome:
+        """Keep whether a probe found the device closed."""
+        self._hard -= {device.uuid}
+        if outcome is ProbeOutcome.REFUSED:
+            self._hard.add(device.uuid)
+        return outcome
+
+
+class MpsTier(ByMps):
+    """Limits by classic MPS, for each process of a lease apart.
+
+    ``one_size`` makes the limits the daemon's own, which a process cannot lift by changing its environment.
+    """
+
+    name: ClassVar[str] = "mps"
+    seen: ClassVar[str] = SEEN_ON_H100
+    folder: ClassVar[str] = "mps"
+    has_own: ClassVar[str] = "daemon"
+
+    def __init__(self, runtime: Path, *, one_size: bool = True, **settings: Any) -> None:
+        super().__init__(runtime, **settings)
+        self._one_size = one_size
         self._device_states: dict[str, MpsDevice] = {}
 
     def adapt(self, device: Device) -> Device:
@@ -288,13 +326,10 @@ class MpsTier(Tier):
             return TierStatement(pipe, Enforcement(nothing, nothing))
         size = size_of(part)
         limits = {MEMORY: f"0={size.memory_mib}M", THREADS: f"{size.percent}"} if _is_part(part) else {}
-        return TierStatement({**pipe, **limits}, self._enforcement(lease, size))
-
-    def _enforcement(self, lease: Lease, size: MpsSize) -> Enforcement:
-        closed = self._one_size and lease.slices[0].device.uuid in self._hard
-        strength = Strength.HARD if closed and not is_roots(lease) else Strength.COOPERATIVE
-        return Enforcement(
-            Limit(strength, "MPS, each process"), Limit(strength, f"MPS, a ceiling of {size.percent}%")
+        strength = self._strength(lease) if self._one_size else Strength.COOPERATIVE
+        memory, compute = "MPS, each process", f"MPS, a ceiling of {size.percent}%"
+        return TierStatement(
+            {**pipe, **limits}, Enforcement(Limit(strength, memory), Limit(strength, compute))
         )
 
     def prepare(self, device: Device) -> None:
@@ -313,14 +348,8 @@ class MpsTier(Tier):
 
     def open(self, lease: Lease) -> None:
         """Let the lease's processes in, with its size; it is the size of all who are in."""
-        if len(lease.slices) != 1:
-            raise TierFailed(
-                f"{len(lease.slices)} GPUs were asked for at once; each has an MPS daemon of its own here, "
-                "and a process can use one of them.",
-                "Ask for one GPU, or have the administrator set another c.PoolSettings.tier.",
-            )
+        part = self._only_slice(lease)
         self._check_user(lease)
-        part = lease.slices[0]
         self.prepare(part.device)
         device_state = self._device_states[part.device.uuid]
         size = size_of(part)
@@ -402,10 +431,7 @@ class MpsTier(Tier):
             outcome = attempts(device.uuid, self._uid, pipe, 2 * _TRIED.memory_mib)
         finally:
             device_state.fit()
-        self._hard -= {device.uuid}
-        if outcome is ProbeOutcome.REFUSED:
-            self._hard.add(device.uuid)
-        return outcome
+        return self._take_note(device, outcome)
 
     def _of_one_size(self, device: Device) -> bool:
         return self._one_size and not is_old(device)
@@ -436,7 +462,7 @@ class MpsTier(Tier):
             self._runtime / device.uuid,
             options=("-multiuser-server",) if self._multiuser else (),
             visible=device.uuid,
-            public=self._multiuser or self._uid != os.geteuid(),
+            public=self._is_public,
             timeout=self._timeout,
         )
 
