@@ -14,8 +14,8 @@ import pytest
 
 from gpu_pool.cluster import manifests
 from gpu_pool.cluster.dialects import Cluster, PodBans, PodParts, choose
-from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest, RunAs
-from gpu_pool.cluster.notebooks import HomeMount, HomeVolume, Notebook
+from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest
+from gpu_pool.cluster.notebooks import HomeMount, HomeVolume, Identity, Notebook
 from gpu_pool_client import (
     BadRequest,
     Device,
@@ -47,7 +47,7 @@ CONNECTION: dict[str, Any] = {
     **PORTS, "key": "k", "signature_scheme": "hmac-sha256", "transport": "tcp",
     "curve_publickey": "p" * 40, "curve_secretkey": "s" * 40,
 }  # fmt: skip
-RUN_AS = RunAs(1000, 100, fs_group=100)
+RUN_AS = Identity(1000, 100, fs_group=100)
 BODY = ContainerSettings("course:2", 2.0, 4096, "/home/jovyan", HomeVolume("claim-ada"), RUN_AS)
 dialect = choose(Cluster.read([hami()])).dialect
 assert dialect is not None
@@ -162,7 +162,7 @@ def test_a_home_is_mounted_as_the_notebook_server_has_it() -> None:
 
 
 def test_a_kernel_touches_files_as_the_notebook_server_does() -> None:
-    run_as = RunAs(4711, 5000, 6000, (7000,), "Strict", "s0:c1,c2", host_users=False)
+    run_as = Identity(4711, 5000, 6000, (7000,), "Strict", "s0:c1,c2", host_users=False)
     spec = pod(order(body=replace(BODY, run_as=run_as)))["spec"]
     security = spec["securityContext"]
     assert (security["runAsUser"], security["runAsGroup"], security["fsGroup"]) == (4711, 5000, 6000)

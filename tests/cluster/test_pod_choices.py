@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool.cluster.manifests import RunAs, chosen_body, refuse_beside_server, refuse_other_nodes
+from gpu_pool.cluster.manifests import chosen_body, refuse_beside_server, refuse_other_nodes
 from gpu_pool.cluster.notebooks import HomeVolume, Identity, Notebook
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import CourseFile, Courses, parse_course
@@ -67,25 +67,27 @@ def test_a_home_that_cannot_be_mounted_in_the_same_way_is_refused_in_words() -> 
     ("identity", "expected"),
     [
         # What the server does not say, the administrator does; and its volume keeps its groups.
-        (Identity(), RunAs(1000, 100, None)),
-        (Identity(4711, 5000, 6000, (7,), "Strict"), RunAs(4711, 5000, 6000, (7,), "Strict")),
+        (Identity(), Identity(1000, 100, None)),
+        (Identity(4711, 5000, 6000, (7,), "Strict"), Identity(4711, 5000, 6000, (7,), "Strict")),
         # A server that starts as root does so to change to somebody else; a kernel has nothing to change.
-        (Identity(0, 0, 100), RunAs(1000, 100, 100)),
-        (Identity(fs_group=0), RunAs(1000, 100, 0)),
+        (Identity(0, 0, 100), Identity(1000, 100, 100)),
+        (Identity(fs_group=0), Identity(1000, 100, 0)),
         (
             Identity(1000, 100, 100, selinux_level="s0:c1", host_users=False),
-            RunAs(1000, 100, 100, selinux_level="s0:c1", host_users=False),
+            Identity(1000, 100, 100, selinux_level="s0:c1", host_users=False),
         ),
     ],
 )
-def test_a_kernel_is_whom_its_notebook_server_is_and_never_root(identity: Identity, expected: RunAs) -> None:
+def test_a_kernel_is_whom_its_notebook_server_is_and_never_root(
+    identity: Identity, expected: Identity
+) -> None:
     assert chosen_body(KubernetesSettings(), None, replace(NOTEBOOK, identity=identity)).run_as == expected
 
 
 def test_a_kernel_without_the_home_is_whom_the_administrator_says() -> None:
     server = replace(NOTEBOOK, identity=Identity(4711, 5000, 6000, (7,), "Strict"))
     body = chosen_body(KubernetesSettings(uid=1001, gid=101), course("{home: none}"), server)
-    assert body.run_as == RunAs(1001, 101, 101)
+    assert body.run_as == Identity(1001, 101, 101)
 
 
 @pytest.mark.parametrize(

@@ -70,20 +70,6 @@ _GRACE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class RunAs:
-    """As whom a kernel runs; never as root."""
-
-    uid: int
-    gid: int
-    #: The group that a kubelet gives the files of its volumes; None leaves them as they are.
-    fs_group: int | None
-    groups: tuple[int, ...] = ()
-    groups_policy: str = ""
-    selinux_level: str = ""
-    host_users: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class ContainerSettings:
     """What a kernel's container is besides its slice."""
 
@@ -94,7 +80,8 @@ class ContainerSettings:
     #: Where the home is mounted, and what; None for an empty folder that goes with the pod.
     home_path: str
     home: HomeVolume | None
-    run_as: RunAs
+    #: As whom it runs, which is known then; never as root.
+    run_as: Identity
     tolerations: tuple[str, ...] = ()
     #: Seconds for which its machine may not answer, after which the cluster gives it up.
     lost_after: int = 60
@@ -269,7 +256,7 @@ def _tolerations(body: ContainerSettings) -> list[dict[str, Any]]:
     return [*tolerations_of(body.tolerations), *({"key": key, **lost} for key in _LOST)]
 
 
-def _security(run_as: RunAs) -> dict[str, Any]:
+def _security(run_as: Identity) -> dict[str, Any]:
     security: dict[str, Any] = {
         "runAsNonRoot": True,
         "runAsUser": run_as.uid,
@@ -408,15 +395,12 @@ def chosen_body(
         memory = said.kernel_memory or said.memory or memory
     home = None if said is not None and said.home == 0 else _home(settings.home, notebook)
     identity = Identity() if home is None else notebook.identity
-    run_as = RunAs(
+    run_as = replace(
+        identity,
         # Never root, nor root's group, whatever the notebook server starts as.
         uid=identity.uid or settings.uid,
         gid=identity.gid or settings.gid,
         fs_group=settings.gid if home is None else identity.fs_group,
-        groups=identity.groups,
-        groups_policy=identity.groups_policy,
-        selinux_level=identity.selinux_level,
-        host_users=identity.host_users,
     )
     tolerations = tuple(settings.tolerations)
     return ContainerSettings(

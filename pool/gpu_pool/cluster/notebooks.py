@@ -229,7 +229,7 @@ SERVERNAME: Final = "hub.jupyter.org/servername"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """As whom a notebook server touches the files of its home; None and empty where its pod does not say."""
+    """As whom a server or kernel touches the files of a home; None and empty where its pod does not say."""
 
     uid: int | None = None
     gid: int | None = None

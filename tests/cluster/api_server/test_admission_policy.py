@@ -14,9 +14,9 @@ import pytest
 
 from gpu_pool.cluster import manifests
 from gpu_pool.cluster.dialects import PodBans, PodParts, choose
-from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest, RunAs
+from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest
 from gpu_pool.cluster.nodes import NodeGroup
-from gpu_pool.cluster.notebooks import HomeVolume, Notebook
+from gpu_pool.cluster.notebooks import HomeVolume, Identity, Notebook
 from gpu_pool.cluster.scale_up import PlaceholderShape, placeholder
 from gpu_pool_client import (
     GpuPoolError,
@@ -49,7 +49,7 @@ def kernel(namespace: str, parts: PodParts | None = None, home: HomeVolume | Non
     """Return the pod of a kernel, as the pool makes it."""
     lease = Lease("7-0123abcd", "k", parse_request("2%"), Holder("ada"), LeaseState.HELD, 1.0, held_at=2.0)
     server = Notebook(namespace, "jupyter-ada", "u-ada", "ada", "", "n1", "img:1", pull_secrets=("regcred",))
-    body = ContainerSettings("course:2", 2.0, 4096, "/home/jovyan", home, RunAs(1000, 100, fs_group=100))
+    body = ContainerSettings("course:2", 2.0, 4096, "/home/jovyan", home, Identity(1000, 100, fs_group=100))
     asked = KernelCommand(("python3",), {})
     order = KernelPodRequest(
         "gpu-pool", lease, server, asked, "n1", parts or PodParts(), PodBans(resources=()), body
