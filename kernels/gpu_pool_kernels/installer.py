@@ -151,8 +151,7 @@ def remove(names: Sequence[str]) -> Removal:
     for name in names:
         if name.lower() not in ours:
             raise BadRequest(
-                f"There is no GPU kernel {name!r}.",
-                _listed("Installed:", ours, "none are installed."),
+                f"There is no GPU kernel {name!r}.", _listed("Installed:", ours, "none are installed.")
             )
     wanted = {name.lower() for name in names}
     return _removed([kernel for kernel in there if kernel.name in wanted])

@@ -84,10 +84,6 @@ def logo(request: SliceRequest) -> str:
     return _LOGO.format(radius=_RADIUS, ring=ring, lines=lines, label=escape(request.title))
 
 
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
-
-
 def _amount(request: SliceRequest) -> str:
     """``2%``, ``1.5 GiB``: what is asked of each device."""
     if request.memory_mib:
@@ -117,7 +113,7 @@ def _filters(filters: Filters) -> list[str]:
 def _logo_words(request: SliceRequest) -> str:
     """Return the size in one or two words: ``2%``, ``4 GPUs``, ``2× 50%``."""  # noqa: RUF002
     if request.whole_devices:
-        return _gpus(request.count)
+        return "1 GPU" if request.count == 1 else f"{request.count} GPUs"
     amount = _amount(request)
     return f"{request.count}× {amount.replace(' ', '')}" if request.count > 1 else amount  # noqa: RUF001
 

@@ -139,14 +139,11 @@ class OfferedKernels(KernelSpecManager):
         }
         self._made = {name: (plain[name], slices, entries) for name, entries in made.items()}
         offered = {name: entry for entries in made.values() for name, entry in entries.items()}
-        self._remove_all_but(offered)
-        return offered
-
-    def _remove_all_but(self, offered: Mapping[str, _Entry]) -> None:
-        """Remove what is not offered any more, so that no kernel names it as the next larger one."""
+        # Remove what is not offered any more, so that no kernel names it as the next larger one.
         for folder in self._folder.iterdir():
             if folder.name not in offered:
                 shutil.rmtree(folder, ignore_errors=True)
+        return offered
 
     def _is_base(self, name: str, entry: _Entry) -> bool:
         spec = entry["spec"]

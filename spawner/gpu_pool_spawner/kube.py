@@ -137,7 +137,10 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
         """Forget the last server. Called by the Hub before all hooks of a start, and after a stop."""
         # Where the home of a stopped server is, for delete_forever.
         kept = {"namespace": self.namespace} if self._stop_pending else {}
-        self._restore()
+        # Undo what the last choice set, so that nothing of it is left in the next.
+        for name, value in self._replaced.items():
+            setattr(self, name, value)
+        self._replaced = {}
         super().clear_state()
         self._replace(kept)
 
@@ -444,12 +447,6 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
         self._replaced = {**before, **self._replaced}
         for name, value in settings.items():
             setattr(self, name, value)
-
-    def _restore(self) -> None:
-        """Undo what the last choice set, so that nothing of it is left in the next."""
-        for name, value in self._replaced.items():
-            setattr(self, name, value)
-        self._replaced = {}
 
 
 async def _choose_early(spawner: GPUPoolKubeSpawner, user_options: object) -> None:

@@ -45,7 +45,7 @@ class KubeSettings(GPUPoolSpawnerMixin):
         "bitfusion, device-plugin, dra, gke, hami, kai, koordinator, volcano, or another package's.",
     ).tag(config=True)
     dialect_options = Dict(
-        help="What the nodes do not show, such as {'queue': 'students'} for KAI and Volcano.",
+        help="What the nodes do not show, such as {'queue': 'students'} for KAI and Volcano."
     ).tag(config=True)
     refuse_when_full = Bool(
         True,
@@ -65,7 +65,7 @@ class KubeSettings(GPUPoolSpawnerMixin):
     ).tag(config=True)
     course_namespace = Unicode(
         help="""The namespace of a course's servers and home directories, such as course-{course}; by
-        default all are in c.KubeSpawner.namespace. They must exist, and the Hub needs its rights in each.""",
+        default all are in c.KubeSpawner.namespace. They must exist, and the Hub needs its rights in each."""
     ).tag(config=True)
     kueue = Bool(
         False,
@@ -133,10 +133,7 @@ def configured_pod(spawner: Any) -> dict[str, Any]:
         "name": CONTAINER,
         "env": [{"name": name} for name in spawner.environment],
         "securityContext": {"privileged": spawner.privileged},
-        "resources": {
-            "limits": spawner.extra_resource_limits,
-            "requests": spawner.extra_resource_guarantees,
-        },
+        "resources": {"limits": spawner.extra_resource_limits, "requests": spawner.extra_resource_guarantees},
     }
     metadata = {"labels": spawner.extra_labels, "annotations": spawner.extra_annotations}
     first = {"initContainers": spawner.init_containers} if spawner.init_containers else {}
@@ -205,7 +202,14 @@ def pod_of(
     """
     made = _ours(pod, user, profile.name if profile else None)
     if profile is not None and profile.course.kubernetes.home == 0:
-        made = _without_home(made)
+        # Put an empty folder in the place of every volume that would outlive the pod. What is mounted stays
+        # mounted, so that containers that prepare a folder, and working directories, find one.
+        spec = made.get("spec", {})
+        volumes = [
+            each if _PASSING & each.keys() else {"name": each["name"], "emptyDir": {}}
+            for each in spec.get("volumes") or ()
+        ]
+        made = {**made, "spec": {**spec, "volumes": volumes}} if volumes else made
     if kueue and profile is not None:
         made["metadata"]["labels"][_QUEUE] = QUEUES.format(course=profile.name)
     if profile is None or profile.translation is None or dialect is None:
@@ -225,20 +229,6 @@ def _ours(pod: Manifest, user: str, course: str | None) -> dict[str, Any]:
     # Of a Service "gpu-pool" Kubernetes would make variables that begin as ours do.
     spec = {"enableServiceLinks": False, **pod.get("spec", {})}
     return {**pod, "metadata": {**metadata, "labels": labels}, "spec": spec}
-
-
-def _without_home(pod: dict[str, Any]) -> dict[str, Any]:
-    """Put an empty folder in the place of every volume that would outlive the pod.
-
-    What is mounted stays mounted, so that containers that prepare a folder, and
-    working directories, find one.
-    """
-    spec = pod.get("spec", {})
-    volumes = [
-        each if _PASSING & each.keys() else {"name": each["name"], "emptyDir": {}}
-        for each in spec.get("volumes") or ()
-    ]
-    return {**pod, "spec": {**spec, "volumes": volumes}} if volumes else pod
 
 
 def _without_gpu(pod: dict[str, Any]) -> dict[str, Any]:

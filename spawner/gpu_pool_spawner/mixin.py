@@ -56,7 +56,7 @@ class GPUPoolSpawnerMixin(LoggingConfigurable):
     hub_pool_url = Unicode(
         help="""The URL at which the Hub asks the same pool what is free. Empty: pool_url. For example
         unix: if pool_url is the service's address behind the Hub and GPU_POOL_TOKEN is not set to a
-        token for it.""",
+        token for it."""
     ).tag(config=True)
     course_required = Bool(
         True,

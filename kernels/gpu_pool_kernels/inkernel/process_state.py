@@ -108,11 +108,7 @@ def _folder() -> str:
 
 
 def _priorities() -> "tuple[Any, ...]":
-    return (
-        os.getpriority(os.PRIO_PROCESS, 0),
-        os.sched_getscheduler(0),
-        _read("/proc/self/oom_score_adj"),
-    )
+    return (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), _read("/proc/self/oom_score_adj"))
 
 
 def _noting(names: "list[str]") -> "Iterator[str]":
@@ -221,9 +217,7 @@ def draw_anew(generators: "list[Any]") -> None:
             each.seed()
         elif hasattr(each, "n_children_spawned"):
             each.__init__(
-                spawn_key=each.spawn_key,
-                pool_size=each.pool_size,
-                n_children_spawned=each.n_children_spawned,
+                spawn_key=each.spawn_key, pool_size=each.pool_size, n_children_spawned=each.n_children_spawned
             )
         else:
             each.state = type(each)().state

@@ -136,12 +136,7 @@ class ClusterView:
         if self._choice is None:
             shown, settings = self._read(()), self._settings
             choice, cluster, self._memory = look(
-                self._memory,
-                shown,
-                self._options,
-                settings.dialect,
-                time.monotonic(),
-                settings.gpus_away_for,
+                self._memory, shown, self._options, settings.dialect, time.monotonic(), settings.gpus_away_for
             )
             absent = [group for group in self.groups if not _shows(choice, group)]
             if absent:
@@ -151,13 +146,10 @@ class ClusterView:
             self._stand_ins = frozenset(group.stand_in_name for group in absent)
             self._translations, self._counted, self._devices = {}, {}, None
             self._choice = choice
-            self._look_for_closed(choice.dialect)
+            found = {} if choice.dialect is None else closures(choice.dialect, self._tolerations)
+            self._closed = {name: each for name, each in found.items() if name not in self._stand_ins}
+            self._closed_log.tell(self._closed, {} if choice.dialect is None else notes(choice.dialect))
         return self._choice
-
-    def _look_for_closed(self, dialect: Dialect | None) -> None:
-        found = {} if dialect is None else closures(dialect, self._tolerations)
-        self._closed = {name: each for name, each in found.items() if name not in self._stand_ins}
-        self._closed_log.tell(self._closed, {} if dialect is None else notes(dialect))
 
     def why_closed(self, nodes: Iterable[str]) -> str:
         """Say of those of these nodes that take no kernels why they do not, in sentences for who waits."""
@@ -369,17 +361,14 @@ class ClusterView:
                 self.changed.set()
             self.on_kernel(before, now)
             return
-        self._keep_foreign(key, now)
-        ended = self._notebooks.take_over(key, now if self._is_ours(key[0]) else None)
-        if ended:
-            self.on_notebook_gone(ended)
-
-    def _keep_foreign(self, key: Key, now: Manifest | None) -> None:
         known, found = self._foreign.pop(key, None), None if now is None else Pod.read(now)
         if found is not None and found.node:
             self._foreign[key] = found
         if known != self._foreign.get(key):
             self.changed.set()
+        ended = self._notebooks.take_over(key, now if self._is_ours(key[0]) else None)
+        if ended:
+            self.on_notebook_gone(ended)
 
 
 def _renamed(gpu: Gpu) -> Gpu:

@@ -192,9 +192,7 @@ Zone: TypeAlias = Annotated[
     str, PlainValidator(read_zone), _schema("string", examples=["Europe/Berlin", "America/New_York", "UTC"])
 ]
 Idle: TypeAlias = Annotated[
-    WhenIdle,
-    PlainValidator(read_when_idle),
-    _schema("string", enum=[each.value for each in WhenIdle]),
+    WhenIdle, PlainValidator(read_when_idle), _schema("string", enum=[each.value for each in WhenIdle])
 ]
 Kernels: TypeAlias = Annotated[str, PlainValidator(read_kernels), _schema("string", enum=list(KERNELS))]
 Image: TypeAlias = Annotated[

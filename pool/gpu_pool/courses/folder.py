@@ -243,7 +243,9 @@ class CourseFolder:
             elif known.course is not None:
                 usable[name] = known.course
             else:
-                refused[name] = _why_refused(name, known.problems)
+                lines = [problem.line for problem in known.problems if problem.line is not None]
+                where = f"has an error on line {lines[0]}" if lines else "cannot be read"
+                refused[name] = f"Course {name[:64]} cannot be used: its file {where}; ask its instructor."
         return Courses(usable, refused, tuple(problems), tuple(warnings))
 
 
@@ -289,12 +291,6 @@ def described_twice(file: str, name: str) -> FileProblem:
     """Return the problem of a course that the administrator has set, too."""
     message = f"the course {given(name)} is also in c.PoolSettings.courses."
     return FileProblem(file, None, "", message, "Keep it in one place: remove it there, or remove the file.")
-
-
-def _why_refused(name: str, problems: tuple[FileProblem, ...]) -> str:
-    lines = [problem.line for problem in problems if problem.line is not None]
-    where = f"has an error on line {lines[0]}" if lines else "cannot be read"
-    return f"Course {name[:64]} cannot be used: its file {where}; ask its instructor."
 
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -165,7 +165,10 @@ class _Reader:
             here = (*place, key)
             at = self.line(event_of_key.start_mark)
             if not key.isidentifier() and at not in self._plain:
-                self._check_line(at, place)
+                told = of_line(self.text[at])
+                if told is not None:
+                    raise UnreadableText(FileProblem(self._file, at + 1, in_words(place), *told))
+                self._plain.add(at)
             self.lines[here] = at + 1
             found[key] = self._value(next(self._events), here)
         return found
@@ -185,13 +188,6 @@ class _Reader:
     def _until(self, end: type[Any]) -> Iterator[Any]:
         while not isinstance(event := next(self._events), end):
             yield event
-
-    def _check_line(self, at: int, place: Place) -> None:
-        """Tell of what is wrong with a line in itself. Numbers are from 0."""
-        told = of_line(self.text[at])
-        if told is not None:
-            raise UnreadableText(FileProblem(self._file, at + 1, in_words(place), *told))
-        self._plain.add(at)
 
     def _check_number(self, event: Any, place: Place, number: int) -> None:
         if number >= MOST_LISTED:

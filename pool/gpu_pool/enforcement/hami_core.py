@@ -61,7 +61,10 @@ class HamiTier(Tier):
                 "Install it there, or correct its path in the settings.",
             )
         try:
-            self._make_locks()
+            # Have the folder of HAMi-core's lock, whatever somebody else has put in its place. Anybody can
+            # make something of its name first, since it is in ``/tmp``.
+            if not any(self._is_made() or self._is_folder() for _ in range(_TRIES)):
+                raise TierFailed(f"Somebody replaces {self._locks} whenever the pool takes it over.")
             self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         except OSError as error:
             raise TierFailed(f"HAMi-core cannot be used: {error}.") from None
@@ -106,14 +109,6 @@ class HamiTier(Tier):
         for folder in self._folder.iterdir() if self._folder.exists() else ():
             if folder not in held:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _make_locks(self) -> None:
-        """Have the folder of HAMi-core's lock, whatever somebody else has put in its place.
-
-        Anybody can make something of its name first, since it is in ``/tmp``.
-        """
-        if not any(self._is_made() or self._is_folder() for _ in range(_TRIES)):
-            raise TierFailed(f"Somebody replaces {self._locks} whenever the pool takes it over.")
 
     def _is_made(self) -> bool:
         try:

@@ -139,8 +139,7 @@ def refuse_index(request: SliceRequest, title: str) -> None:
     """Raise BadRequest if a GPU is asked for by its number and this system cannot be told so."""
     if request.filters.index:
         raise BadRequest(
-            f"You asked for index=; {title} chooses the GPU itself.",
-            "Leave out index=; model= can be used.",
+            f"You asked for index=; {title} chooses the GPU itself.", "Leave out index=; model= can be used."
         )
 
 

@@ -49,7 +49,7 @@ from gpu_pool.cluster.dialects.base import (
 )
 from gpu_pool.cluster.dialects.device_plugin import GPU, UNSHARED, node_offers
 from gpu_pool.cluster.dialects.hami import HOOK_VARIABLES
-from gpu_pool.cluster.dialects.objects import KINDS, MAX_GPUS, Node, Pod, memory_mib, mib, whole
+from gpu_pool.cluster.dialects.objects import KINDS, MAX_GPUS, Pod, memory_mib, mib, whole
 from gpu_pool_client import WHOLE, Enforcement, Limit, NeverFits, NotAllowed, SliceRequest, Strength
 
 QUEUE_CRD: Final = "queues.scheduling.run.ai"
@@ -106,7 +106,7 @@ class Kai(Dialect):
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the unshared GPUs, where NvFractions is used those of nodes that are ready for it."""
-        nodes = [node for node in self.cluster.nodes if self._usable(node)]
+        nodes = [node for node in self.cluster.nodes if _READY in node.conditions or not self._fractions]
         return tuple(
             _shared(gpu)
             for node in nodes
@@ -147,9 +147,6 @@ class Kai(Dialect):
     def _fractions(self) -> bool:
         """Whether nodes are ready for NvFractions."""
         return any(_READY in node.conditions for node in self.cluster.nodes)
-
-    def _usable(self, node: Node) -> bool:
-        return _READY in node.conditions or not self._fractions
 
     def _share(self, request: SliceRequest, size: Cut) -> Translation:
         asked = request.milli or 0

@@ -132,10 +132,6 @@ def _on(node: Node, options: DialectOptions) -> tuple[Gpu, ...]:
     memory = options.usable_mib(max(0, node.amount(_MEMORY)) // 2**20 // count, node) if count > 0 else 0
     model, driver = node.label(_MODEL) or "NVIDIA GPU", node.label(_DRIVER)
     return tuple(
-        Gpu(
-            node.name,
-            Device(_uuid(node.name, index), index, model, memory, driver=driver),
-            node.cordoned,
-        )
+        Gpu(node.name, Device(_uuid(node.name, index), index, model, memory, driver=driver), node.cordoned)
         for index in range(count)
     )

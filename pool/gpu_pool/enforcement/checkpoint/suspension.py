@@ -270,9 +270,6 @@ class Checkpoint:
             if known.complete and set(pids) <= set(known.living()):
                 return Suspended(known.host_mib)
             self._undo(claim, "an earlier attempt was cut off")
-        return self._suspend(claim, pids)
-
-    def _suspend(self, claim: SuspensionClaim, pids: Collection[int]) -> Suspended:
         record = Record(_own(pids), self._measured(pids), Process.current(), time.time())
         self._reserve(claim, record)
         lock_ms = self._tuning.driver_lock_ms
