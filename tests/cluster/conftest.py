@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
@@ -30,7 +31,13 @@ def second_node(fake: FakeKubernetes) -> None:
 
 
 @pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Pool]:
+def times() -> ClusterTimes:
+    """For how long the pool waits for the cluster."""
+    return ClusterTimes()
+
+
+@pytest.fixture
+async def pool(fake: FakeKubernetes, times: ClusterTimes, tmp_path: Path) -> AsyncIterator[Pool]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
-    async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
+    async with cluster_pool(tmp_path / "store.db", config, HUB, times=times) as pool:
         yield pool

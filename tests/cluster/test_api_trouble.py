@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster.kept_objects import LeasePods
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import LeaseGone, LeaseState, NotAllowed, PodPhase, PoolUnreachable
 from support.fake_kubernetes import FakeKubernetes, trouble
@@ -125,10 +126,8 @@ async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
     assert fake.asked("POST", "pods") == 1
 
 
-async def test_what_is_away_for_long_is_told(
-    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpu_pool.cluster.api._RETRY_FOR", 0.0)
+@pytest.mark.parametrize("times", [ClusterTimes(retried_for=0.0)])
+async def test_what_is_away_for_long_is_told(pool: Pool, fake: FakeKubernetes) -> None:
     lease = await held(pool)
     await fake.stop()
     with pytest.raises(PoolUnreachable, match="does not answer at the moment.*Your slice is kept"):

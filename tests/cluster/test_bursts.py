@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import EndReason, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble
@@ -34,10 +35,10 @@ async def test_of_many_requests_at_once_few_are_before_the_store(
     assert most <= 32
 
 
+@pytest.mark.parametrize("times", [ClusterTimes(placed_within=0.0)])  # nothing places them here
 async def test_of_many_kernels_at_once_no_pod_waits_long_for_its_secret(
-    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
-    monkeypatch.setattr("gpu_pool.cluster.placement_rate._AT_MOST", 0.0)  # nothing places them here
     leases = [await held(pool) for _ in range(40)]
     await asyncio.gather(*(pool.launch(lease.id, command()) for lease in leases))
     ahead, most = 0, 0
@@ -65,10 +66,10 @@ async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
     assert (await launch).phase is PodPhase.STARTING
 
 
+@pytest.mark.parametrize("times", [ClusterTimes(placed_within=0.0)])  # nothing places them here
 async def test_many_kernels_that_are_evicted_at_once_take_few_looks_at_the_cluster(
     pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_pool.cluster.placement_rate._AT_MOST", 0.0)  # nothing places them here
     leases = [(await held(pool)).id for _ in range(40)]
     pods = [f"gpu-pool-{lease}-1" for lease in leases]
     for lease, pod in zip(leases, pods, strict=True):

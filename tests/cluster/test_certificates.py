@@ -14,6 +14,7 @@ from gpu_pool.cluster.api import ApiAway, connect
 from gpu_pool.cluster.backend import open_cluster
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.snapshot import take_snapshot
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool.courses import Courses
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import PoolUnreachable
@@ -72,11 +73,8 @@ async def test_whoever_looks_is_told_which_setting_the_service_needs(lax_server:
     assert "c.KubernetesSettings.lax_certificates = True" in problem
 
 
-async def test_a_service_says_which_setting_it_needs(
-    lax_server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpu_pool.cluster.view._SYNCED_WITHIN", 0.5)
-    settings = KubernetesSettings(kubeconfig=str(lax_server))
+async def test_a_service_says_which_setting_it_needs(lax_server: Path, tmp_path: Path) -> None:
+    settings = KubernetesSettings(kubeconfig=str(lax_server), times=ClusterTimes(listed_within=5.0))
     log = logging.getLogger("gpu_pool.tests")
     pool = await open_cluster(tmp_path / "store.db", PoolSettings(), settings, Courses, log)
     with pytest.raises(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster import placement_rate
 from gpu_pool.cluster.dialects.hami import Hami
 from gpu_pool.cluster.placement_rate import is_placed
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import Lease, PoolUnreachable
 from support.clusters import plain
@@ -31,10 +31,8 @@ async def launching(pool: Pool, count: int) -> tuple[list[Lease], list[asyncio.T
     return leases, [asyncio.ensure_future(pool.launch(each.id, command())) for each in leases]
 
 
-async def test_the_next_pod_is_created_when_one_has_its_gpu(
-    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement_rate, "_AT_MOST", 600.0)
+@pytest.mark.parametrize("times", [ClusterTimes(placed_within=600.0)])
+async def test_the_next_pod_is_created_when_one_has_its_gpu(pool: Pool, fake: FakeKubernetes) -> None:
     _, tasks = await launching(pool, AT_ONCE + 2)
     await until(lambda: sum(task.done() for task in tasks) == AT_ONCE)
     first, second = pods(fake)[:2]
@@ -44,19 +42,17 @@ async def test_the_next_pod_is_created_when_one_has_its_gpu(
     await asyncio.wait_for(asyncio.gather(*tasks), 120)
 
 
+@pytest.mark.parametrize("times", [ClusterTimes(placed_within=0.2)])
 async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
-    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, fake: FakeKubernetes
 ) -> None:
-    monkeypatch.setattr(placement_rate, "_AT_MOST", 0.2)
     _, tasks = await launching(pool, 2 * AT_ONCE + 1)
     await asyncio.wait_for(asyncio.gather(*tasks), 120)
     assert len(pods(fake)) == 2 * AT_ONCE + 1
 
 
-async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(
-    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement_rate, "_WAIT_AT_MOST", 0.1)
+@pytest.mark.parametrize("times", [ClusterTimes(slot_within=0.1)])
+async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(pool: Pool, fake: FakeKubernetes) -> None:
     leases, tasks = await launching(pool, AT_ONCE + 1)
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     (late,) = (lease for lease, answer in zip(leases, answers, strict=True) if isinstance(answer, Exception))
@@ -77,13 +73,11 @@ async def test_what_is_refused_keeps_nobody_back(pool: Pool, fake: FakeKubernete
     assert all("exceeded quota" in str(each) for each in answers)
 
 
-async def test_where_it_does_not_matter_nobody_waits(
-    fake: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement_rate, "_AT_MOST", 600.0)
+async def test_where_it_does_not_matter_nobody_waits(fake: FakeKubernetes, tmp_path: Path) -> None:
+    times = ClusterTimes(placed_within=600.0)
     fake.put("nodes", plain("n1", gpus=AT_ONCE + 2))
     config = fake.kubeconfig(tmp_path / "kubeconfig")
-    async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
+    async with cluster_pool(tmp_path / "store.db", config, HUB, times=times) as pool:
         leases = [await held(pool, "1") for _ in range(AT_ONCE + 2)]
         launches = (pool.launch(each.id, command()) for each in leases)
         await asyncio.wait_for(asyncio.gather(*launches), 120)

@@ -21,6 +21,7 @@
     nodes           which nodes take no kernels, and groups of nodes that an autoscaler makes grow
     scale_up        which nodes those who wait need, the pod that asks for one, what is said of it
     scale_up_controller  asking for them
+    times           for how long a cluster is waited for
     backend         the backend over all of it
 
 ``dialects``, ``export``, ``kept_objects``, ``kueue``, ``manifests``, ``notebooks``, ``pod_states`` and

@@ -25,6 +25,7 @@ from kubernetes_asyncio.config import ConfigException
 
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.pod_troubles import denial, violation
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client._backoff import Backoff
 
@@ -232,8 +233,6 @@ async def connect(kubeconfig: str = "", *, lax: bool = False) -> Api:
     return Api(ApiClient(configuration), namespace)
 
 
-#: Seconds for which a creation is tried again while the API server does not answer.
-_RETRY_FOR: Final = 20.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 #: Pods that are being deleted at the same time; the others wait here.
 _AT_ONCE: Final = 16
@@ -243,8 +242,8 @@ _NOT_FOUND, _CONFLICT = 404, 409
 class ApiWriter:
     """Creates and deletes objects."""
 
-    def __init__(self, api: Api, log: logging.Logger) -> None:
-        self._api, self._log = api, log
+    def __init__(self, api: Api, times: ClusterTimes, log: logging.Logger) -> None:
+        self._api, self._times, self._log = api, times, log
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def create(self, path: str, body: Manifest) -> Any:
@@ -278,7 +277,7 @@ class ApiWriter:
                 return True
 
     async def _retrying(self, method: str, path: str, body: Manifest | None = None) -> Any:
-        give_up_at, backoff = time.monotonic() + _RETRY_FOR, _backoff()
+        give_up_at, backoff = time.monotonic() + self._times.retried_for, _backoff()
         while True:
             try:
                 return await self._api.ask(method, path, body)

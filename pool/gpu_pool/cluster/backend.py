@@ -78,8 +78,9 @@ class ClusterBackend(Backend):
         self._kubernetes, self._rules, self.api, self.log = kubernetes, rules, api, log
         self._courses = courses
         self.view = ClusterView(api, kubernetes, log)
-        writer = ApiWriter(api, log)
-        self.kernels = KernelPods(writer, self.view, log, self._end_taken, self._keep_failure)
+        times = kubernetes.times
+        writer = ApiWriter(api, times, log)
+        self.kernels = KernelPods(writer, self.view, times, log, self._end_taken, self._keep_failure)
         self.growth = ScaleUpController(api, writer, self.view, kubernetes, rules, log)
         self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
         self._pod_builder = PodBuilder(kubernetes, self.view, self._volume_claims)

@@ -32,6 +32,7 @@ from gpu_pool.cluster.pod_states import (
     is_starting,
     read_pod,
 )
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool_client import Failure, GpuPoolError, KernelPod, PodPhase
 
@@ -59,6 +60,7 @@ class KernelPods:
         self,
         writer: ApiWriter,
         view: ClusterView,
+        times: ClusterTimes,
         log: logging.Logger,
         on_taken: OnTaken,
         on_failed: OnFailed,
@@ -78,7 +80,7 @@ class KernelPods:
         self._ended_leases: set[str] = set()
         #: Where those are that wait in the cluster's queue, by uid, as far as that is known.
         self.positions: Mapping[str, int] = {}
-        self._placement_rate = PlacementRate()
+        self._placement_rate = PlacementRate(times)
         #: The last request of each lease, so that its pod can be made again.
         self._requests: dict[str, KernelPodRequest] = {}
         #: What troubles starting pods, and which of them take too long, by uid; and how long that is.

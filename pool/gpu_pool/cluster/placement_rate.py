@@ -15,12 +15,9 @@ from typing import Final
 
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import mapping
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool_client import PoolUnreachable
 
-#: Seconds to wait for a slot, less than clients wait; whoever asked is told, and asks again.
-_WAIT_AT_MOST: Final = 80.0
-#: Seconds after which a pod that is not placed keeps the others back no longer.
-_AT_MOST: Final = 30.0
 #: Where HAMi writes how far it is: ``allocating`` while the node is locked.
 _BIND_PHASE: Final = "hami.io/bind-phase"
 
@@ -28,7 +25,8 @@ _BIND_PHASE: Final = "hami.io/bind-phase"
 class PlacementRate:
     """Lets so many pods at a time be placed on each node. Used in one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: ClusterTimes) -> None:
+        self._times = times
         self._nodes: dict[str, asyncio.Semaphore] = {}
         self._placing: dict[str, tuple[asyncio.Semaphore, asyncio.TimerHandle]] = {}
 
@@ -42,7 +40,7 @@ class PlacementRate:
             yield lambda _: None
             return
         slots = self._nodes.setdefault(node, asyncio.Semaphore(at_once))
-        await _acquire(slots)
+        await self._acquire(slots)
         handed_on = False
 
         def placing(pod: Manifest) -> None:
@@ -57,9 +55,18 @@ class PlacementRate:
             if not handed_on:
                 slots.release()
 
+    async def _acquire(self, slots: asyncio.Semaphore) -> None:
+        try:
+            await asyncio.wait_for(slots.acquire(), self._times.slot_within)
+        except asyncio.TimeoutError:
+            raise PoolUnreachable(
+                "Many kernels start on the machine of your slice, a few at a time.",
+                "Your slice is kept, and your kernel starts soon.",
+            ) from None
+
     def _keep(self, uid: str, slots: asyncio.Semaphore) -> None:
         """Keep a slot for a pod that was created, until it is placed, is gone, or takes too long."""
-        timer = asyncio.get_running_loop().call_later(_AT_MOST, self.release, uid)
+        timer = asyncio.get_running_loop().call_later(self._times.placed_within, self.release, uid)
         self._placing[uid] = slots, timer
 
     def release(self, uid: str) -> None:
@@ -68,16 +75,6 @@ class PlacementRate:
         if held is not None:
             held[1].cancel()
             held[0].release()
-
-
-async def _acquire(slots: asyncio.Semaphore) -> None:
-    try:
-        await asyncio.wait_for(slots.acquire(), _WAIT_AT_MOST)
-    except asyncio.TimeoutError:
-        raise PoolUnreachable(
-            "Many kernels start on the machine of your slice, a few at a time.",
-            "Your slice is kept, and your kernel starts soon.",
-        ) from None
 
 
 def is_placed(pod: Manifest) -> bool:

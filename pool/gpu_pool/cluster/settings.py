@@ -6,11 +6,12 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from traitlets import Bool, Dict, List, TraitError, Unicode, validate
+from traitlets import Bool, Dict, Instance, List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
 from gpu_pool.cluster.dialects import AUTO, DialectOptions
 from gpu_pool.cluster.nodes import NodeGroup, read_groups
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool_client import BadRequest
 from gpu_pool_client._requests import MAX_MIB
 from gpu_pool_client._traits import Number, WholeNumber
@@ -19,6 +20,7 @@ from gpu_pool_client._traits import Number, WholeNumber
 class KubernetesSettings(Configurable):
     """Settings of ``gpu-pool serve --kubernetes``: ``c.KubernetesSettings`` in ``gpu_pool_config.py``."""
 
+    times = Instance(ClusterTimes, (), help="What no configuration sets.")
     kubeconfig = Unicode(
         help="A kubeconfig. By default $KUBECONFIG, or the service account of the pod that this runs in."
     ).tag(config=True)

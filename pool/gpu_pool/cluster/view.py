@@ -40,8 +40,6 @@ from gpu_pool.cluster.snapshot import NODES, PODS, SOURCES
 from gpu_pool.store.device_table import ForeignUse
 from gpu_pool_client import Device, Enforcement, GpuPoolError, NeverFits, PoolUnreachable, SliceRequest
 
-#: Seconds in which everything has been listed when the service starts.
-_SYNCED_WITHIN: Final = 60.0
 #: Closed nodes of which somebody who waits is told why.
 _MOST_TOLD: Final = 3
 
@@ -110,7 +108,7 @@ class ClusterView:
         needed = (self.nodes, self.pods)
         waiting = asyncio.gather(*(each.synced.wait() for each in needed))
         try:
-            await asyncio.wait_for(waiting, _SYNCED_WITHIN)
+            await asyncio.wait_for(waiting, self._settings.times.listed_within)
         except asyncio.TimeoutError:
             problem = next((each.problem for each in needed if each.problem), "it does not answer")
             raise PoolUnreachable(

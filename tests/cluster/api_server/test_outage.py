@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import Holder, Lease, LeaseGone, LeaseState, PodPhase, PoolUnreachable, parse_request
 from support.api_server import ASSETS, ApiServer, missing_programs
@@ -46,10 +47,10 @@ async def outage(tmp_path: Path) -> AsyncIterator[Outage]:
 
 
 @pytest.fixture
-async def pool(outage: Outage, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(outage: Outage, times: ClusterTimes, tmp_path: Path) -> AsyncIterator[Pool]:
     server = outage.server
     config = write_kubeconfig(tmp_path / "kubeconfig", server.url, server.token, server.certificate)
-    async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
+    async with cluster_pool(tmp_path / "store.db", config, HUB, times=times) as pool:
         await until(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
@@ -109,10 +110,10 @@ def run(server: ApiServer, name: str) -> None:
     put_status(server, path, {**status, **ready})
 
 
+@pytest.mark.parametrize("times", [ClusterTimes(retried_for=0.5)])
 async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_granted_twice(
-    pool: Pool, outage: Outage, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, outage: Outage
 ) -> None:
-    monkeypatch.setattr("gpu_pool.cluster.api._RETRY_FOR", 0.5)
     server = outage.server
     kept, given_back = await started(pool, server), await started(pool, server)
     last = await pool.get_lease(await take(pool, "50%", "last"))
