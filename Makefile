@@ -70,10 +70,10 @@ demo: $(VENV)/.ready-lab ## the same without a browser: fill a simulated GPU, an
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready-test proxy-if-npm ## run the tests that need neither a GPU nor a browser (minutes)
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not long and not browser and not gpu and not cluster and not images" $(TEST_ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --hypothesis-profile=quick -m "not long and not browser and not gpu and not cluster and not images" $(TEST_ARGS)
 
-test-all: $(VENV)/.ready-test proxy-if-npm ## run the rest: the long tests and those in a real browser
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "(long or browser) and not gpu and not cluster and not images" $(TEST_ARGS)
+test-all: $(VENV)/.ready-test proxy-if-npm ## run the rest: the long tests, all examples of the laws, and those in a real browser
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "(long or browser or hypothesis) and not gpu and not cluster and not images" $(TEST_ARGS)
 
 test-hub: .venv-hub/.ready proxy-if-npm ## run the tests of the Hub's parts against the oldest JupyterHub that is supported
 	@.venv-hub/bin/pytest tests/pool/service tests/spawner -m "not browser and not gpu" $(TEST_ARGS)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -13,6 +17,12 @@ from support import clean_environment
 # Before anything looks for kernels or settings; see there.
 clean_environment.enter()
 
+from support.hub import hub  # noqa: E402
+from support.service import children, cluster_children  # noqa: E402
+
+#: What is expensive to make, and made once: wherever else a fixture were imported, it would be another one.
+__all__ = ["children", "cluster_children", "hub"]
+
 # A shell starts its background jobs with these ignored, and their children inherit that:
 # then the programs under test could not be interrupted.
 for _signum in (signal.SIGINT, signal.SIGQUIT):
@@ -21,6 +31,8 @@ for _signum in (signal.SIGINT, signal.SIGQUIT):
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("default", deadline=None)
+# For make test; make test-all runs the same tests with as many examples as they ask for.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 # For make mutation, which runs the same tests thousands of times.
 hypothesis.settings.register_profile(
     "mutation",
@@ -44,6 +56,25 @@ _TOGETHER = (
 )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Let the first process compile all tests; those of pytest-xdist beside it read what it has written."""
+    with Path(os.environ[clean_environment.MARK], "collecting").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one process have all tests that ask the Hub: each that had some would start a Hub of its own."""
+    for item in items:
+        if "hub" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("hub"))
+
+
 @pytest.hookimpl(optionalhook=True)  # the Python for tests that need a GPU may lack pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand the other tests out one by one: --dist loadgroup. Called by pytest-xdist."""
@@ -51,6 +82,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("::")[0] if nodeid.startswith(_TOGETHER) else nodeid
+            if nodeid.startswith(_TOGETHER):
+                return nodeid.partition("::")[0]
+            return "hub" if nodeid.endswith("@hub") else nodeid
 
     return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None

@@ -22,10 +22,10 @@ from support.fixtures import jupyter_env
 from support.jupyter_env import JupyterEnv, eventually
 from support.notebook_programs import assignment, ended, nbgrader, notebook, start_job, started
 from support.pools import until
-from support.service import ForkServer, children, serving
+from support.service import ForkServer, serving
 from support.suites import required
 
-__all__ = ["children", "jupyter_env"]
+__all__ = ["jupyter_env"]
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -25,9 +25,9 @@ from support.jupyter_env import JupyterEnv, Managers, answer, eventually, printe
 from support.old_versions import old_version
 from support.pools import until
 from support.server import Server
-from support.service import ForkServer, children, serving
+from support.service import ForkServer, serving
 
-__all__ = ["children", "jupyter_env", "manager"]
+__all__ = ["jupyter_env", "manager"]
 
 pytestmark = pytest.mark.long
 

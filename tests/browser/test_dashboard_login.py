@@ -9,10 +9,8 @@ from playwright.async_api import Page, async_playwright, expect
 
 from gpu_pool_client import Holder, Process, connect, parse_request
 from support.front import front
-from support.hub import ADMIN, PREFIX, Hub, hub, serving_hub
-from support.service import ForkServer, children
-
-__all__ = ["children", "hub"]
+from support.hub import ADMIN, PREFIX, Hub, serving_hub
+from support.service import ForkServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 COURSE = "title: Machine Learning\ninstructors: [ada]\nslices: [{name: Part, request: 20%}]\n"

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.fake_kubernetes import FakeKubernetes
-from support.hub import Hub, hub, serving_hub
-from support.kernel_pods import cluster_children
+from support.hub import Hub, serving_hub
 from support.pools import eventually
 from support.service import ForkServer
-
-__all__ = ["cluster_children", "hub"]
 
 #: Run by the service first: it sees another boot, of a machine that is up for a month longer.
 ANOTHER_NODE = """

@@ -15,11 +15,9 @@ from gpu_pool_client import Holder, LeaseState, NotAllowed, PodPhase, connect, p
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.hub import ADMIN
-from support.kernel_pods import claim, cluster_children, command, held, notebook, running, serving_cluster
+from support.kernel_pods import claim, command, held, notebook, running, serving_cluster
 from support.pools import embedded, until
 from support.service import ForkServer, Service
-
-__all__ = ["cluster_children"]
 
 
 @pytest.fixture

@@ -20,13 +20,11 @@ from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import Device, Pool, Process, connect
 from support.clusters import hami
 from support.fake_kubernetes import fake_kubernetes
-from support.hub import ADMIN, Hub, hub, serving_hub
-from support.kernel_pods import CARD, cluster_children, serving_cluster
+from support.hub import ADMIN, Hub, serving_hub
+from support.kernel_pods import CARD, serving_cluster
 from support.pools import embedded
 from support.racks import open_racks
-from support.service import DEVICES, ForkServer, children, serving
-
-__all__ = ["children", "cluster_children", "hub"]
+from support.service import DEVICES, ForkServer, serving
 
 _SETTINGS = 'c.PoolSettings.courses = {"cs101": {}}'
 #: What a pool promises of processes that it sees: over TCP none (tests/pool/service/test_heartbeats.py).
@@ -40,7 +38,13 @@ _OF_PROCESSES_SEEN = {
 }
 
 
-@pytest.fixture(params=["embedded", "caller", "racks", "unix", "http", "kubernetes"])
+@pytest.fixture(
+    params=[
+        *("embedded", "caller", "racks", "unix"),
+        pytest.param("http", marks=[pytest.mark.long, pytest.mark.xdist_group("hub")]),
+        pytest.param("kubernetes", marks=pytest.mark.long),
+    ]
+)
 def backend(request: pytest.FixtureRequest) -> str:
     """What is behind the pool."""
     found: str = request.param

@@ -16,9 +16,8 @@ from fuzz.corpus import kept
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client._remote.exchange import ask
 from gpu_pool_client._remote.problems import error_of
-from support.service import ForkServer, Service, children
-
-__all__ = ["children"]
+from support.examples import examples
+from support.service import ForkServer, Service
 
 _ADDRESSES = [
     ("POST", "leases"), ("POST", "leases/1-00000000/attach"), ("POST", "leases/1-00000000/renew"),
@@ -72,7 +71,7 @@ def service(children: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> I
     asyncio.run(service.end(9))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(address=st.sampled_from(_ADDRESSES), body=BODIES)
 def test_no_body_makes_the_service_stumble(service: Service, address: tuple[str, str], body: bytes) -> None:
     method, path = address

@@ -18,6 +18,7 @@ from gpu_pool.courses.arithmetic import slice_figures
 from gpu_pool.courses.model import CourseFile
 from gpu_pool.courses.reading import MOST_BYTES
 from gpu_pool.policy.queue_state import Rules
+from support.examples import examples
 from support.pools import V100
 
 _KEYS = st.sampled_from(
@@ -74,7 +75,6 @@ def _read(data: bytes) -> CourseFile | BadCourseFile:
 
 
 @kept("courses", lambda content: content)
-@settings(max_examples=100)
 @given(FILES)
 def test_a_file_is_a_course_or_has_problems_in_words(data: bytes) -> None:
     course = _read(data)
@@ -89,7 +89,7 @@ def test_a_file_is_a_course_or_has_problems_in_words(data: bytes) -> None:
     assert course.course("cs101").name == "cs101"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     weeks=st.lists(st.tuples(_DAYS, _DAYS).map(sorted), max_size=3),
     zone=st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns", "Pacific/Apia", "Africa/Casablanca"]),

@@ -21,6 +21,7 @@ from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import connect_back
 from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
 from gpu_pool_provisioner.proxy.relay import Relay
+from support.examples import examples
 from support.ports import free_ports
 
 _KEY = b"0123456789abcdef"
@@ -137,7 +138,7 @@ def _read(content: bytes) -> list[tuple[str, str, list[bytes]]]:
 
 
 @kept("frames", _read)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(CONVERSATIONS)
 def test_the_relay_outlives_what_is_said_on_both_sides(
     conversation: list[tuple[str, str, list[bytes]]],
@@ -160,7 +161,7 @@ def test_the_relay_outlives_what_is_said_on_both_sides(
 
 
 @kept("frames", _read)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(CONVERSATIONS)
 def test_the_pending_outlives_what_pages_say(conversation: list[tuple[str, str, list[bytes]]]) -> None:
     front = _recorders()

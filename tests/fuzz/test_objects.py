@@ -22,6 +22,7 @@ from gpu_pool.cluster.dialects import (
 )
 from gpu_pool_client import GpuPoolError, SliceRequest, parse_request
 from support.clusters import everything
+from support.examples import examples
 
 _REQUESTS = [
     parse_request(text) for text in ("2%", "50%", "1", "2", "8GiB", "2x30% model=v100 memory>=4GiB", "7%")
@@ -122,7 +123,6 @@ def _translate(dialect: Dialect, request: SliceRequest) -> GpuPoolError | None:
 
 
 @kept("objects", lambda content: tuple(json.loads(content)))
-@settings(max_examples=100)
 @given(spoilt())
 def test_no_cluster_makes_a_dialect_stumble(cluster: tuple[str, dict[str, Any]]) -> None:
     name, objects = cluster
@@ -174,7 +174,7 @@ _PODS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("name", sorted(CLUSTERS))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(pods=st.lists(_PODS, max_size=3))
 def test_no_pod_makes_the_count_of_what_is_held_stumble(name: str, pods: list[dict[str, Any]]) -> None:
     cluster, options = everything()[name]

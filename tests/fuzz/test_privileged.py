@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from fuzz.corpus import kept
 from gpu_pool.enforcement.privileged import program
 from gpu_pool.enforcement.privileged.program import System
+from support.examples import examples
 
 _UUID, _LEASE = "GPU-01234567-89ab-cdef-0123-456789abcdef", "12-0123abcd"
 _WORDS = st.one_of(
@@ -73,6 +74,7 @@ def test_it_does_what_its_verbs_say_and_nothing_else(
 _AS_ROOT = """
 import os, runpy, sys
 from pathlib import Path
+from support.examples import examples
 path, smi, cgroups, *arguments = sys.argv[1:]
 os.geteuid = lambda: 0
 program = runpy.run_path(path)
@@ -84,7 +86,7 @@ _ARGUMENT = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 @given(
     arguments=st.one_of(
         st.lists(_ARGUMENT, max_size=5),

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+#: To build it takes most of a minute.
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 #: Imports every module of the installed packages and prints where each came from.
@@ -141,7 +143,6 @@ def test_the_sdist_holds_what_a_packager_needs(built: Built) -> None:
     assert any(name.startswith("tests/") for name in names)
 
 
-@pytest.mark.long
 def test_every_module_imports_where_only_the_wheel_is_installed(installed: Path, tmp_path: Path) -> None:
     lines = run(installed / "python", "-c", IMPORT_EVERYTHING, cwd=tmp_path).splitlines()
     assert len(lines) > len(PACKAGES)
@@ -172,7 +173,6 @@ def test_the_installed_command_tells_its_version(
     assert version in run(installed / command, "--version", cwd=tmp_path)
 
 
-@pytest.mark.long
 def test_after_uninstalling_nothing_is_left_that_jupyter_warns_of(built: Built, tmp_path: Path) -> None:
     """As the administrator's page says: kernels first, in all folders; then the package."""
     run(sys.executable, "-m", "venv", tmp_path / "environment")

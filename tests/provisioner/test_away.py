@@ -13,9 +13,7 @@ from gpu_pool_client import Holder, OverQuota, _background, connect, parse_reque
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.kernel_slice import KernelSlice
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
-from support.service import ForkServer, children, serving
-
-__all__ = ["children"]
+from support.service import ForkServer, serving
 
 
 @pytest.mark.long

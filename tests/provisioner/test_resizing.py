@@ -18,9 +18,7 @@ from support.frameworks import write_tensorflow, write_torch
 from support.frontend import Frontend, frontend
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pools import take
-from support.service import ForkServer, children, serving
-
-__all__ = ["children"]
+from support.service import ForkServer, serving
 
 FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
 

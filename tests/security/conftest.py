@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from support.service import children, open_folder, pool, service
+from support.service import open_folder, pool, service
 
-__all__ = ["children", "open_folder", "pool", "service"]
+__all__ = ["open_folder", "pool", "service"]

@@ -10,9 +10,7 @@ import pytest
 
 from support.hub_with_proxy import Hub, need_proxy
 from support.jupyter_env import eventually
-from support.service import ForkServer, children, serving
-
-__all__ = ["children"]
+from support.service import ForkServer, serving
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

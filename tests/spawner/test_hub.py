@@ -69,6 +69,7 @@ async def test_a_student_works_on_a_slice_of_the_course(
     await hub.api("DELETE", "users/grace/server")
 
 
+@pytest.mark.long
 async def test_a_page_is_told_of_its_own_servers_slices_and_nobody_elses(
     hub: Hub, grace: Visitor, ada: Visitor
 ) -> None:

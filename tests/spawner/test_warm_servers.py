@@ -11,9 +11,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from support.hub_with_proxy import Hub, need_proxy
 from support.jupyter_env import eventually, printed_by
-from support.service import ForkServer, children, serving
-
-__all__ = ["children"]
+from support.service import ForkServer, serving
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -26,6 +26,9 @@ SETTINGS: Final = (
     *("GPU_POOL_", "JUPYTER", "JPY_", "IPYTHON", "CONFIGPROXY_", "KUBE", "XDG_", "SUDO_"),
     *("CONDA_", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_MPS_"),
     *("CUPY_GPU_MEMORY", "PYTORCH_", "TF_", "XLA_"),
+    # Images of containers set it. Then each of the hundreds of programs that the tests start would compile
+    # all of ours, and each process of pytest-xdist would rewrite every test.
+    "PYTHONDONTWRITEBYTECODE",
 )
 #: What the tests themselves are told, see CONTRIBUTING.md and docs/developer.
 OF_THE_TESTS: Final = (
@@ -77,6 +80,7 @@ def enter() -> None:
         make(folder)
         _move(folder)
     clean(os.environ, Path(os.environ[MARK]))
+    sys.dont_write_bytecode = False
 
 
 def clean(variables: MutableMapping[str, str], folder: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import zmq
 
 from gpu_pool.cluster.backend import ClusterBackend, open_cluster
@@ -102,14 +101,6 @@ def volume(name: str, namespace: str, *modes: str) -> list[dict[str, Any]]:
             "spec": {**spec, "resources": {"requests": size}, "volumeName": f"{namespace}-{name}"},
         },
     ]
-
-
-@pytest.fixture(scope="session")
-def cluster_children() -> Iterator[ForkServer]:
-    """Where services of clusters come from: what they import takes a second and more."""
-    children = ForkServer("import gpu_pool.cluster.backend")
-    yield children
-    children.close()
 
 
 @asynccontextmanager

@@ -59,6 +59,25 @@ for line in sys.stdin:
         os._exit(0)
     print(pid, flush=True)
 """
+#: Run in such a process: the program with these words and nothing else of this process, to its end.
+_PROGRAM = """
+status = os.path.join({folder!r}, "status")
+pid = os.fork()
+if pid:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with open(status, "w") as place:
+        place.write(str(code))
+    os._exit(0)
+os.chdir({cwd!r})
+os.environ.clear()
+os.environ.update({environment!r})
+for number, name in enumerate(("stdin", "stdout", "stderr")):
+    place = os.open(os.path.join({folder!r}, name), os.O_RDWR)
+    os.dup2(place, number)
+    os.close(place)
+sys.stdin, sys.argv = open(0, closefd=False), ["gpu-pool", *{words!r}]
+sys.exit(main({words!r}))
+"""
 
 
 class ForkServer:
@@ -84,6 +103,22 @@ class ForkServer:
         # One that has ended already is like one that never was.
         return Process.of(pid) or Process(pid, 0, boot_id(), pid_namespace())
 
+    def run(
+        self, *words: str, environment: dict[str, str], cwd: Path | None = None, given: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``gpu-pool WORDS`` to its end, with this environment alone."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for each, text in {"stdin": given, "stdout": "", "stderr": ""}.items():
+                (folder / each).write_text(text)
+            os.mkfifo(folder / "status")
+            place = str(cwd or Path.cwd())
+            code = _PROGRAM.format(folder=name, cwd=place, environment=environment, words=list(words))
+            self.start(code, {}, folder / "log")
+            status = int((folder / "status").read_text())
+            said = ((folder / each).read_text() for each in ("stdout", "stderr"))
+            return subprocess.CompletedProcess(words, status, *said)
+
     def close(self) -> None:
         self._process.communicate()
 
@@ -92,6 +127,14 @@ class ForkServer:
 def children() -> Iterator[ForkServer]:
     """Where services and their clients come from."""
     children = ForkServer()
+    yield children
+    children.close()
+
+
+@pytest.fixture(scope="session")
+def cluster_children() -> Iterator[ForkServer]:
+    """Where services of clusters come from: what they import takes a second and more."""
+    children = ForkServer("import gpu_pool.cluster.backend")
     yield children
     children.close()
 

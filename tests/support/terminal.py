@@ -14,22 +14,31 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpu_pool_client import Holder, Lease, Pool, PoolStatus, connect, parse_request
+from support.service import ForkServer
 
 T = TypeVar("T")
 GPU_POOL = (sys.executable, "-m", "gpu_pool.cli")
+#: What Python and the loader of libraries read when a process starts, and never again.
+_READ_AT_THE_START = {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"}
 
 
 @dataclass
 class Terminal:
     """Where people type."""
 
+    children: ForkServer
     folder: Path
     environment: dict[str, str]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def run(self, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-        """Run ``gpu-pool WORDS`` to its end."""
-        return self.call(*GPU_POOL, *words, **settings)
+    def run(
+        self, *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, given: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``gpu-pool WORDS`` to its end, where possible in a process that has imported it."""
+        environment = {**self.environment, **(env or {})}
+        if environment.keys() & _READ_AT_THE_START:
+            return self.call(*GPU_POOL, *words, env=environment, cwd=cwd, input=given)
+        return self.children.run(*words, environment=environment, cwd=cwd, given=given)
 
     def call(self, *command: str, **settings: Any) -> subprocess.CompletedProcess[str]:
         """Run any command to its end."""

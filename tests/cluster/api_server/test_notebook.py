@@ -17,12 +17,12 @@ from support.clusters import hami
 from support.control_plane import Cluster
 from support.fixtures import jupyter_env, manager
 from support.frontend import frontend
-from support.hub import Hub, hub, serving_hub
+from support.hub import Hub, serving_hub
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, eventually
 from support.pod_pages import add_server, jupyter, kernels, nothing_runs, of_cluster, opened
-from support.service import ForkServer, Service, children, serving
+from support.service import ForkServer, Service, serving
 
-__all__ = ["children", "hub", "jupyter_env", "manager"]
+__all__ = ["jupyter_env", "manager"]
 
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()

@@ -22,9 +22,9 @@ from support.fixtures import jupyter_env
 from support.frontend import Cell
 from support.jupyter_env import JupyterEnv, eventually
 from support.pod_pages import Page, add_server, jupyter, kernels, nothing_runs, of_cluster, opened
-from support.service import ForkServer, Service, children, serving
+from support.service import ForkServer, Service, serving
 
-__all__ = ["children", "jupyter_env"]
+__all__ = ["jupyter_env"]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 #: As whom the service knows those who ask over its socket.

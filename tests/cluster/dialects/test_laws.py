@@ -24,6 +24,7 @@ from gpu_pool.cluster.dialects import (
 from gpu_pool.cluster.dialects.objects import quantity
 from gpu_pool_client import WHOLE, Filters, GpuPoolError, SliceRequest
 from support.clusters import everything
+from support.examples import examples
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -59,7 +60,7 @@ def translated(dialect: Dialect, request: SliceRequest) -> Translation | None:
     return None
 
 
-few = settings(max_examples=30)
+few = settings(max_examples=examples(30))
 every_cluster = pytest.mark.parametrize("name", list(everything()))
 
 

@@ -22,10 +22,10 @@ from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.kernel_pods import notebook, volume
 from support.kubelet import RealCluster
 from support.node_agent import NodeAgent
-from support.service import ForkServer, Service, children, serving
+from support.service import ForkServer, Service, serving
 from support.slice_pages import cells, serving_pages
 
-__all__ = ["children", "jupyter_env", "manager"]
+__all__ = ["jupyter_env", "manager"]
 
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from support.service import ForkServer
 from support.terminal import Terminal
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+def terminal(children: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     settings = {
         "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
         "GPU_POOL_URL": f"embedded:{tmp_path}/pool/store.db",
@@ -23,7 +24,7 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Termin
         monkeypatch.setenv(name, value)
     for name in ("GPU_POOL_LEASE", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    made = Terminal(tmp_path, dict(os.environ))
+    made = Terminal(children, tmp_path, dict(os.environ))
     yield made
     for process in made.started:
         if process.poll() is None:

@@ -14,8 +14,7 @@ from support.terminal import Terminal
 def offered(terminal: Terminal, line: str, **environment: str) -> list[str]:
     """Return what is offered for the last word of a line that bash completes."""
     words = line.split(" ")
-    done = terminal.call(
-        "gpu-pool",
+    done = terminal.run(
         env={
             "COMP_WORDS": line,
             "COMP_CWORD": str(len(words) - 1),

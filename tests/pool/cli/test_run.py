@@ -52,7 +52,7 @@ def is_in(pid, *states):
 
 @pytest.mark.parametrize("status", [0, 7])
 def test_the_exit_status_is_the_commands_and_the_slice_is_back(terminal, status):
-    done = terminal.run("run", "2%", "--", "sh", "-c", f"cat; exit {status}", input="in\n")
+    done = terminal.run("run", "2%", "--", "sh", "-c", f"cat; exit {status}", given="in\n")
     assert (done.returncode, done.stdout) == (status, "in\n")
     assert done.stderr == "gpu-pool: running on 2% of V100-SXM2-32GB (simulated), 655MiB\n"
     assert terminal.is_empty()

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as some
 
 from gpu_pool.courses.hours import Timetable, WeeklyHours, parse_hours
+from support.examples import examples
 
 BERLIN = ZoneInfo("Europe/Berlin")
 TERM = ((date(2026, 10, 12), date(2026, 12, 18)),)
@@ -246,7 +247,7 @@ def many_hours_near_a_day(draw: some.DrawFn) -> tuple[Timetable, datetime]:
     return Timetable(draw(zones), tuple(sorted(found[1])), tuple(found[0])), at
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(many_hours_near_a_day())
 def test_joined_hours_open_and_close_when_each_of_them_says(case: tuple[Timetable, datetime]) -> None:
     timetable, at = case

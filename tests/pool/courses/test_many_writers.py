@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from support.course_folders import CourseFiles, course, titles
+from support.examples import examples
 
 
 class ManyWriters(RuleBasedStateMachine):
@@ -65,4 +66,4 @@ class ManyWriters(RuleBasedStateMachine):
 
 
 TestManyWriters = ManyWriters.TestCase
-TestManyWriters.settings = settings(max_examples=30, stateful_step_count=25)
+TestManyWriters.settings = settings(max_examples=examples(30), stateful_step_count=25)

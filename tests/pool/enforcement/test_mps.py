@@ -271,7 +271,7 @@ def test_clients_are_ended_by_mps_before_they_may_be_killed(tier: MpsTier, stub:
 
 @pytest.mark.long
 def test_a_client_that_does_not_leave_is_said(stub: Stub, runtime: Path) -> None:
-    tier = make(stub, runtime, timeout=2.0)
+    tier = make(stub, runtime, timeout=8.0)
     tier.prepare(V100)
     stub.tell(clients={"*": [4711]}, stuck=[4711])
     with pytest.raises(TierFailed, match=r"did not take process 4711 off.*Killing it now may stop"):

@@ -123,7 +123,7 @@ def test_a_control_group_that_is_not_limited_fails(tier: CgroupTier, stub: Stub)
 
 @pytest.mark.long
 def test_a_server_that_is_accepted_and_ends_is_noticed(stub: Stub, runtime: Path, groups: Path) -> None:
-    tier = make(stub, runtime, groups, timeout=2.0)
+    tier = make(stub, runtime, groups, timeout=8.0)
     stub.tell(lie=["server create"])
     with pytest.raises(TierFailed, match=f"MPS server for {H100.uuid} ended at once"):
         tier.prepare(H100)
@@ -150,7 +150,7 @@ def test_a_process_joins_the_group_with_what_it_has_started(tier: CgroupTier, gr
 
 @pytest.mark.long
 def test_clients_are_ended_by_mps_before_they_may_be_killed(stub: Stub, runtime: Path, groups: Path) -> None:
-    tier = make(stub, runtime, groups, timeout=2.0)
+    tier = make(stub, runtime, groups, timeout=8.0)
     tier.prepare(H100)
     tier.open(A)
     stub.tell(clients={"gpu_0": [4711, 4712]})

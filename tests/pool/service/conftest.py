@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from support.fixtures import jupyter_env, manager
-from support.hub import Hub, HubService, hub, serving_hub
+from support.hub import Hub, HubService, serving_hub
 from support.jupyter_env import JupyterEnv
-from support.service import ForkServer, Service, children, open_folder, pool, service
+from support.service import ForkServer, Service, open_folder, pool, service
 from support.users import Users
 
-__all__ = ["children", "hub", "jupyter_env", "manager", "open_folder", "pool", "service"]
+__all__ = ["jupyter_env", "manager", "open_folder", "pool", "service"]
 
 
 @pytest.fixture

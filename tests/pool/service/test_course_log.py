@@ -11,10 +11,8 @@ import pytest
 from gpu_pool.courses import Courses, FileProblem, parse_course
 from gpu_pool.service.course_log import changes
 from support.pools import until
-from support.service import ForkServer, Service, children, serving
+from support.service import ForkServer, Service, serving
 from support.terminal import Terminal
-
-__all__ = ["children"]
 
 GOOD = "title: A\nslices: [{name: S, request: 2%}]\n"
 
@@ -31,7 +29,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def health(service: Service) -> list[tuple[str, str]]:
     environment = {"JUPYTER_CONFIG_DIR": str(service.folder), "GPU_POOL_URL": service.url}
-    done = Terminal(service.folder, environment).run("health", "--json")
+    done = Terminal(service.children, service.folder, environment).run("health", "--json")
     return [
         (each["state"], each["text"])
         for each in json.loads(done.stdout)["checks"]

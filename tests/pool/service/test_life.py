@@ -84,7 +84,7 @@ async def test_stopped_and_started_again_it_grants_to_those_who_wait(
     assert await asyncio.wait([acquiring], timeout=2) == (set(), {acquiring})
     await service.start()
     await pool.release(held)
-    assert (await asyncio.wait_for(acquiring, 30)).state is LeaseState.HELD
+    assert (await asyncio.wait_for(acquiring, 120)).state is LeaseState.HELD
 
 
 async def test_a_wait_takes_no_longer_for_a_service_that_was_restarted(service: Service, pool: Pool) -> None:
@@ -95,9 +95,12 @@ async def test_a_wait_takes_no_longer_for_a_service_that_was_restarted(service: 
     await asyncio.sleep(4)
     await service.end()
     await service.start()
+    back = time.monotonic()
     with pytest.raises(TimedOut):
         await wait
-    assert 8 <= time.monotonic() - began < 11.5
+    end = time.monotonic()
+    assert end - began >= 8
+    assert end - back < 8  # which one that began anew would take from then on
 
 
 async def test_a_service_that_stops_says_so_only_to_those_who_have_time_left(
@@ -120,7 +123,7 @@ async def test_who_gives_up_while_it_is_away_is_withdrawn_once_it_is_back(
 ) -> None:
     pool = RemotePool(unix_endpoint(service.url), RetryTimes(known=0.1, again_after=0.1))
     held = await take(pool, "1", "held")
-    acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", 3))
+    acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", 10))
 
     async def is_queued() -> bool:
         return bool((await pool.status()).queue)

@@ -12,9 +12,7 @@ import pytest
 
 from gpu_pool_client import Process
 from gpu_pool_client._remote.exchange import ask
-from support.service import ForkServer, Service, children, serving
-
-__all__ = ["children"]
+from support.service import ForkServer, Service, serving
 
 pytestmark = pytest.mark.long
 IT = "the number"

@@ -15,10 +15,10 @@ from support.fixtures import soon, spec
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
 from support.pods import PodPool, pods
-from support.service import ForkServer, children, serving
+from support.service import ForkServer, serving
 from support.warm_kernels import Spec, is_warm, start, until_ready
 
-__all__ = ["children", "pods", "soon", "spec"]
+__all__ = ["pods", "soon", "spec"]
 
 #: Whether a module that was preloaded is there before it is imported.
 IS_THERE = "import sys; print('drawing' in sys.modules)"

@@ -13,10 +13,9 @@ import pytest
 
 from gpu_pool_client._remote.exchange import ask
 from support.jupyter_env import JupyterEnv
-from support.service import ForkServer, Service, children, serving
+from support.service import ForkServer, Service, serving
 from support.slice_pages import Page, cells, serving_pages
 
-__all__ = ["children"]
 pytestmark = pytest.mark.long
 
 _PAGES = 200

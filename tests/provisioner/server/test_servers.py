@@ -13,10 +13,8 @@ import pytest
 
 from gpu_pool_provisioner.server.slices import Listener
 from support.jupyter_env import JupyterEnv
-from support.service import ForkServer, children, serving
+from support.service import ForkServer, serving
 from support.slice_pages import PagesServer, serving_pages
-
-__all__ = ["children"]
 
 #: Prints which parts of ours a server has loaded once its pages have asked for everything.
 _LOADED = """
