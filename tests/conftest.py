@@ -67,14 +67,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one process have all tests that ask the Hub: each that had some would start a Hub of its own."""
-    for item in items:
-        if "hub" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("hub"))
-
-
 @pytest.hookimpl(optionalhook=True)  # the Python for tests that need a GPU may lack pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand the other tests out one by one: --dist loadgroup. Called by pytest-xdist."""
@@ -82,8 +74,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(_TOGETHER):
-                return nodeid.partition("::")[0]
-            return "hub" if nodeid.endswith("@hub") else nodeid
+            return nodeid.partition("::")[0] if nodeid.startswith(_TOGETHER) else nodeid
 
     return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None

@@ -41,7 +41,7 @@ _OF_PROCESSES_SEEN = {
 @pytest.fixture(
     params=[
         *("embedded", "caller", "racks", "unix"),
-        pytest.param("http", marks=[pytest.mark.long, pytest.mark.xdist_group("hub")]),
+        pytest.param("http", marks=pytest.mark.long),
         pytest.param("kubernetes", marks=pytest.mark.long),
     ]
 )

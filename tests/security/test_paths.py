@@ -146,7 +146,7 @@ async def answer_of(port: int, request: bytes) -> Outcome | None:
     async with closing(writer):
         try:
             writer.write(request)
-            found = await asyncio.wait_for(reader.read(), 30)
+            found = await asyncio.wait_for(reader.read(), 120)
         except ConnectionResetError:
             return None
     return read_answer(found) if found else None

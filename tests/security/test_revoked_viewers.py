@@ -38,7 +38,7 @@ class Page:
     reader: asyncio.StreamReader
 
     async def line(self) -> str:
-        return (await asyncio.wait_for(self.reader.readline(), 20)).decode()
+        return (await asyncio.wait_for(self.reader.readline(), 120)).decode()
 
     async def parts(self) -> dict[str, str]:
         """Return the parts that come next."""
@@ -55,7 +55,7 @@ class Page:
 
     async def ends(self) -> str:
         """Return what is sent until the end."""
-        return (await asyncio.wait_for(self.reader.read(), 20)).decode()
+        return (await asyncio.wait_for(self.reader.read(), 120)).decode()
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def live(site: Site, path: str, token: str) -> AsyncIterator[Page]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     async with closing(writer):
         writer.write(f"GET {PREFIX}{path}?live=1 HTTP/1.0\r\nCookie: user={token}\r\n\r\n".encode())
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)
         assert b" 200 " in head, head
         yield Page(reader)
 

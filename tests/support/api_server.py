@@ -170,7 +170,7 @@ class Program:
 
 
 def _await_ready(server: ApiServer, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while not _is_ready(server):
         assert process.poll() is None, log.read_text()[-2_000:]
         assert time.monotonic() < deadline, log.read_text()[-2_000:]

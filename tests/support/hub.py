@@ -132,7 +132,7 @@ class Hub:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
             )
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while b"JupyterHub is now running" not in (self.folder / "log").read_bytes():
             assert time.monotonic() < end, (self.folder / "log").read_text()
             assert self.process.poll() is None, (self.folder / "log").read_text()
@@ -146,7 +146,7 @@ class Hub:
         assert self.process
         # It ends its servers and services itself: they are in sessions of their own.
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(300)
 
     async def ask(self, method: str, path: str, body: object = None) -> Any:
         """Ask the Hub, as one who may make users, servers and tokens."""

@@ -18,7 +18,7 @@ from support.jupyter_env import eventually
 
 SIZES = ("2%", "10%", "50%", "1")
 #: Seconds for a server to end its kernels and itself.
-_ENDS_WITHIN = 60.0
+_ENDS_WITHIN = 300.0
 #: JupyterLab asks about news at its first start; nobody is there to answer.
 SETTINGS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
 

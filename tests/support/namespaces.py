@@ -85,7 +85,7 @@ def _free_network() -> str:
 
 def _child_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (found := children.read_text().split()):
         assert time.monotonic() < deadline, "unshare has started nothing"
         time.sleep(0.01)

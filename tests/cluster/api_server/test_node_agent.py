@@ -42,7 +42,7 @@ def pod(name: str, command: list[str], **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
+def eventually(look: Callable[[], Any], within: float = 120.0) -> Any:
     """Return what it returns as soon as that is true."""
     deadline = time.monotonic() + within
     while not (found := look()):

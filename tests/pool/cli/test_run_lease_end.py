@@ -152,7 +152,7 @@ def follow(
 
     follower = LeaseFollower(CommandSession(), held, end, every=0.01)
     follower.start()
-    assert over.wait(30)
+    assert over.wait(120)
     follower.finish()
     return follower
 
@@ -236,7 +236,7 @@ def test_a_command_that_cannot_be_ended_at_once_is_ended_later(monkeypatch: pyte
 
     follower = LeaseFollower(CommandSession(), held, end, end_again_after=0.01)
     follower.start()
-    assert over.wait(30)
+    assert over.wait(120)
     follower.finish()
 
 

@@ -46,8 +46,8 @@ async def main():
         await pool.park(held.id)
         told["resumed"] = (await pool.resume(held.id)).state is LeaseState.HELD
         show(good)
-        told["in the end"] = (await asyncio.wait_for(pool.wait(waiting.id), 60)).slices[0].device.index
-        told["back"] = (await asyncio.wait_for(pool.wait(held.id), 60)).slices[0].device.index
+        told["in the end"] = (await asyncio.wait_for(pool.wait(waiting.id), 120)).slices[0].device.index
+        told["back"] = (await asyncio.wait_for(pool.wait(held.id), 120)).slices[0].device.index
         told["note after"] = (await pool.status()).note
     return told
 

@@ -119,7 +119,7 @@ async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
     async with frontend(km) as page:
         await page.run("print('never')").shows(WAITS)
         assert lives() - others
-        await asyncio.wait_for(km.shutdown_kernel(), 60)
+        await asyncio.wait_for(km.shutdown_kernel(), 120)
 
     async def asks_no_more() -> bool:
         return not lives() - others
@@ -193,7 +193,7 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
     await eventually(is_asked_for)
     start.cancel()
     with suppress(asyncio.CancelledError):
-        await asyncio.wait_for(start, 60)
+        await asyncio.wait_for(start, 120)
     assert stopped.process is not None
     os.kill(stopped.process.pid, signal.SIGCONT)
 
@@ -211,7 +211,7 @@ async def test_nor_whoever_gives_a_slice_back(
     await mine.take(Holder("ada"))
     assert service.process is not None
     os.kill(service.process.pid, signal.SIGSTOP)
-    await asyncio.wait_for(mine.give_back(), 60)
+    await asyncio.wait_for(mine.give_back(), 120)
     os.kill(service.process.pid, signal.SIGCONT)
     await eventually(served.is_empty)
 

@@ -24,7 +24,7 @@ from support.service import ForkServer, Service, is_closed, serving
 @contextmanager
 def connected(service: Service, sent: bytes = b"") -> Iterator[socket.socket]:
     with closing(socket.socket(socket.AF_UNIX)) as connection:
-        connection.settimeout(20)
+        connection.settimeout(120)
         connection.connect(str(service.socket))
         connection.sendall(sent)
         yield connection
@@ -44,7 +44,7 @@ def flood(connection: socket.socket, part: bytes) -> None:
 
 
 async def until_answered(service: Service, path: str, status: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while (await question(service, "GET", path))[0] != status:
         assert time.monotonic() < end
         await asyncio.sleep(0.01)
