@@ -97,7 +97,7 @@ def _simulate_days(
     plot: Path | None,
 ) -> None:
     """Replay what is in a file: cell by cell where it says when these ran, else as leases."""
-    from gpu_pool.devices.simulated import parse_devices
+    from gpu_pool.devices.inventory import parse_devices
 
     days = recorded.read_days(path, options)
     if devices:
