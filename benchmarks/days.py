@@ -22,8 +22,9 @@ from benchmarks.report import Line, percentile
 from benchmarks.sizes import sized
 from gpu_pool.clock import Clock
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Device, EndReason, Holder, Process, parse_request
 
 DEVICES = [Device(f"SIM-{n}", n, "V100-SXM2-32GB", 32768, simulated=True) for n in range(4)]
@@ -54,8 +55,8 @@ class School:
         self._now, self._days = 1e9, 0
         self._path, self._database = path, Database(path)
         clock = Clock(lambda: self._now, lambda: self._now)
-        self._store = LeaseStore(self._database, PoolSettings(attach_within=DAY), clock)
-        self._store.register(DEVICES)
+        self._store = StoreContext(self._database, PoolSettings(attach_within=DAY), clock)
+        registration.register(self._store, DEVICES)
         self._chance = random.Random(0)
 
     def close(self) -> None:
@@ -72,7 +73,7 @@ class School:
             self._now, number, lease_id = heappop(moments)
             before = time.thread_time()
             if lease_id:
-                self._store.release(lease_id, EndReason.RELEASED)
+                leases.end_lease(self._store, lease_id, EndReason.RELEASED)
             else:
                 lease_id, is_held = self._ask(f"{self._days}-{number}")
                 waited += not is_held
@@ -89,7 +90,7 @@ class School:
     def _ask(self, key: str) -> tuple[str, bool]:
         user = f"user-{self._chance.randrange(USERS)}"
         holder = Holder(user, process=Process.current())
-        lease = self._store.request(self._chance.choice(SIZES), holder, key)
+        lease = requests.decide(self._store, self._chance.choice(SIZES), holder, key)
         return lease.id, bool(lease.slices)
 
 

@@ -18,8 +18,9 @@ from benchmarks.service import running
 from benchmarks.sizes import sized
 from gpu_pool.devices import discover
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import EndReason, Holder, Process, connect, parse_request
 
 #: Room for 12,800 slices.
@@ -33,11 +34,11 @@ SIZE = parse_request("1%")
 Points = tuple[tuple[float, float], ...]
 
 
-def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, LeaseStore]:
+def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, StoreContext]:
     """Make a store with that many held leases and ended ones."""
     database = Database(path)
-    store = LeaseStore(database, PoolSettings())
-    store.register(discover(SIMULATED).devices)
+    store = StoreContext(database, PoolSettings())
+    registration.register(store, discover(SIMULATED).devices)
     with sqlite3.connect(path) as filling:
         filling.executemany(
             "INSERT INTO history VALUES "
@@ -51,30 +52,30 @@ def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, Lease
     filling.close()
     this = Process.current()
     for number in range(held):
-        lease = store.request(SIZE, Holder("ada", process=this), f"held-{number}")
+        lease = requests.decide(store, SIZE, Holder("ada", process=this), f"held-{number}")
         # What nobody uses would be taken back meanwhile.
-        store.attach(lease.id, this, None, 0)
+        leases.bind_process(store, lease.id, this, None, 0)
     return database, store
 
 
-def acquire(store: LeaseStore, key: str) -> float:
+def acquire(store: StoreContext, key: str) -> float:
     """Return the processor's seconds that one acquire takes; its release is not counted."""
     began = time.process_time()
-    lease = store.request(SIZE, Holder("ada", process=Process.current()), key)
+    lease = requests.decide(store, SIZE, Holder("ada", process=Process.current()), key)
     seconds = time.process_time() - began
-    store.release(lease.id, EndReason.RELEASED)
+    leases.end_lease(store, lease.id, EndReason.RELEASED)
     return seconds
 
 
-def look(store: LeaseStore, _: str) -> float:
+def look(store: StoreContext, _: str) -> float:
     """Return the processor's seconds that it takes to see everything that is held, by whom."""
     began = time.process_time()
-    store.status("")
+    leases.status(store, "")
     return time.process_time() - began
 
 
 def in_turn(
-    stores: list[LeaseStore], act: Callable[[LeaseStore, str], float], rounds: int
+    stores: list[StoreContext], act: Callable[[StoreContext, str], float], rounds: int
 ) -> list[list[float]]:
     """Do it with each store in turn; return the milliseconds of each."""
     taken: list[list[float]] = [[] for _ in stores]

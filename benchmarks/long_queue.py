@@ -12,8 +12,9 @@ from benchmarks.report import Line
 from benchmarks.sizes import sized
 from gpu_pool.clock import Clock
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Device, EndReason, Holder, Process, parse_request
 
 #: The GPU that is waited for, and others.
@@ -25,39 +26,39 @@ WAITERS = sized(1_000, 300)
 ROUNDS = sized(400, 20)
 
 
-def prepare(path: Path, waiters: int) -> tuple[Database, LeaseStore]:
+def prepare(path: Path, waiters: int) -> tuple[Database, StoreContext]:
     """Make a store where one lease holds the wanted GPU, and so many users wait for it."""
     database = Database(path)
-    store = LeaseStore(database, PoolSettings(), CLOCK)
-    store.register([WANTED, *OTHERS])
+    store = StoreContext(database, PoolSettings(), CLOCK)
+    registration.register(store, [WANTED, *OTHERS])
     for number in range(waiters + 1):
         ask(store, "1 model=A100", f"user-{number}", f"waiter-{number}")
     return database, store
 
 
-def ask(store: LeaseStore, text: str, user: str, key: str) -> str:
+def ask(store: StoreContext, text: str, user: str, key: str) -> str:
     """Ask for a slice and return the lease's id."""
-    return store.request(parse_request(text), Holder(user, process=Process.current()), key).id
+    return requests.decide(store, parse_request(text), Holder(user, process=Process.current()), key).id
 
 
-def pair(store: LeaseStore, key: str) -> float:
+def pair(store: StoreContext, key: str) -> float:
     """Return the seconds that it takes to get a slice that nobody waits for, and to give it back."""
     began = time.process_time()
-    store.release(ask(store, "2%", "ada", key), EndReason.RELEASED)
+    leases.end_lease(store, ask(store, "2%", "ada", key), EndReason.RELEASED)
     return time.process_time() - began
 
 
-def turnover(store: LeaseStore, number: int) -> float:
+def turnover(store: StoreContext, number: int) -> float:
     """Return the seconds that it takes to end the lease that is waited for, and to grant it to the next."""
     began = time.process_time()
-    store.release_key(f"waiter-{number}", EndReason.RELEASED)
+    leases.end_request(store, f"waiter-{number}", EndReason.RELEASED)
     return time.process_time() - began
 
 
-def explain(store: LeaseStore, lease_id: str) -> float:
+def explain(store: StoreContext, lease_id: str) -> float:
     """Return the seconds that it takes to say why a lease waits."""
     began = time.process_time()
-    store.explain(lease_id)
+    requests.why_waiting(store, lease_id)
     return time.process_time() - began
 
 

@@ -23,13 +23,14 @@ from pathlib import Path
 from gpu_pool.devices import sampling
 from gpu_pool.devices.nvml import find_devices
 from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
-from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store import leases, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, Process, parse_request
 from gpu_pool_client._processes import pid_namespace
 
-devices, leases, looks = map(int, sys.argv[1:])
+devices, count, looks = map(int, sys.argv[1:])
 sampling.FIRST_NAMESPACE = pid_namespace()  # it may be measured in a container
 scenario = Path(os.environ["NVML_STUB_SCENARIO"])
 path, settings = scenario.with_name("store.db"), PoolSettings(context_mib=1)
@@ -52,17 +53,18 @@ def last_of(pid):
 
 os.setpgrp()
 database = Database(path)
-store = LeaseStore(database, settings)
-store.register(find_devices().devices)
+store = StoreContext(database, settings)
+registration.register(store, find_devices().devices)
 there, tell = os.pipe()
-roots = [sleep_below(2) for _ in range(leases)]
-awaited = leases
+roots = [sleep_below(2) for _ in range(count)]
+awaited = count
 while awaited:
     awaited -= len(os.read(there, awaited))
 on_device = {}
 for number, root in enumerate(roots):
-    lease = store.request(parse_request(f"{1000 * devices // leases / 10}%"), Holder("ada"), f"key-{number}")
-    store.attach(lease.id, Process.of(root), None, 0)
+    size = parse_request(f"{1000 * devices // count / 10}%")
+    lease = requests.decide(store, size, Holder("ada"), f"key-{number}")
+    leases.bind_process(store, lease.id, Process.of(root), None, 0)
     on_device.setdefault(lease.slices[0].device.uuid, []).append(last_of(root))
 text = []
 for line in scenario.read_text().splitlines():
@@ -80,7 +82,7 @@ for _ in range(looks + 1):
     watchdog.measure()
     times.append(time.process_time() - began)
 seen = sum(len(each) for each in on_device.values())
-assert (seen, watchdog.unmanaged, watchdog.problems) == (leases, (), ())
+assert (seen, watchdog.unmanaged, watchdog.problems) == (count, (), ())
 print(json.dumps(times), flush=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.killpg(0, signal.SIGTERM)

@@ -19,6 +19,10 @@ class Tuning:
     #: The path of the device by which it is seen that a process has initialised CUDA.
     cuda_device: str = CUDA_DEVICE
 
+    #: Seconds between two passes of what keeps a pool in order where nothing asks for one sooner; None for
+    #: passes that are made only when they are asked for.
+    passes_every: float | None = 1.0
+
     # -- The queue
     #: A queue of more leases than this is put in order from time to time only: whenever
     #: ``queue_pause`` times as long has passed as that takes, in seconds of work, and after

@@ -36,18 +36,18 @@ UPGRADE: Final = (
 #: In the service: the store within a transaction and after it, the tier, the question and its answer.
 SERVICE: Final = (
     *UPGRADE,
-    "gpu_pool.store.leases:LeaseStore._insert_held:before",
-    "gpu_pool.store.leases:LeaseStore._insert_held:after",
-    "gpu_pool.store.leases:LeaseStore._insert_waiting:after",
-    "gpu_pool.store.leases:LeaseStore.request:after",
-    "gpu_pool.store.leases:LeaseStore._end:before",
-    "gpu_pool.store.leases:LeaseStore._end:after",
-    "gpu_pool.store.leases:LeaseStore.attach:after",
-    "gpu_pool.store.leases:LeaseStore.park:after",
-    "gpu_pool.store.leases:LeaseStore.resume:after",
-    "gpu_pool.store.leases:LeaseStore.end_gone:before",
-    "gpu_pool.store.leases:LeaseStore.end_gone:after",
-    "gpu_pool.store.leases:LeaseStore.serve_queue:after",
+    "gpu_pool.store.requests:_insert_held:before",
+    "gpu_pool.store.requests:_insert_held:after",
+    "gpu_pool.store.requests:_insert_waiting:after",
+    "gpu_pool.store.requests:decide:after",
+    "gpu_pool.store.reclaim:end:before",
+    "gpu_pool.store.reclaim:end:after",
+    "gpu_pool.store.leases:bind_process:after",
+    "gpu_pool.store.leases:lend:after",
+    "gpu_pool.store.leases:queue_again:after",
+    "gpu_pool.store.reclaim:end_gone:before",
+    "gpu_pool.store.reclaim:end_gone:after",
+    "gpu_pool.store.reclaim:serve_queue:after",
     "gpu_pool.enforcement.enforcer:Enforcer.hand_out:before",
     "gpu_pool.enforcement.enforcer:Enforcer.hand_out:after",
     "gpu_pool.service.handler:Handler.prepare:before",
@@ -96,9 +96,9 @@ FORKED: Final = (
 #: In the service of a cluster: from the request for a slice to the end of its kernel's pod.
 CLUSTER: Final = (
     "gpu_pool.service.handler:Handler.prepare:before",
-    "gpu_pool.store.leases:LeaseStore._insert_held:before",
-    "gpu_pool.store.leases:LeaseStore.request:after",
-    "gpu_pool.store.leases:LeaseStore.attach:after",
+    "gpu_pool.store.requests:_insert_held:before",
+    "gpu_pool.store.requests:decide:after",
+    "gpu_pool.store.leases:bind_process:after",
     "gpu_pool.pool.pool:Pool.launch:before",
     "gpu_pool.cluster.pod_builder:PodBuilder.of:after",
     "gpu_pool.cluster.kernel_pods:KernelPods._create:before",
@@ -115,16 +115,16 @@ GRANT: Final = (
 )
 #: and before that waits in the queue.
 CLUSTER_WAITS: Final = (
-    "gpu_pool.store.leases:LeaseStore._insert_waiting:before",
-    "gpu_pool.store.leases:LeaseStore._insert_waiting:after",
+    "gpu_pool.store.requests:_insert_waiting:before",
+    "gpu_pool.store.requests:_insert_waiting:after",
     *GRANT,
 )
 #: The same at a restart of the kernel, and at its end.
 CLUSTER_ENDS: Final = (
     "gpu_pool.cluster.kernel_pods:KernelPods._delete_until_done:before",
     "gpu_pool.cluster.kernel_pods:KernelPods._delete_until_done:after",
-    "gpu_pool.store.leases:LeaseStore._end:before",
-    "gpu_pool.store.leases:LeaseStore._end:after",
+    "gpu_pool.store.reclaim:end:before",
+    "gpu_pool.store.reclaim:end:after",
 )
 #: What can happen there: the process is killed, its client's connection is closed, it stands still, or it
 #: does so until the file of the point's name with ``.go`` is there; it is stopped, or has no memory left.

@@ -102,7 +102,7 @@ async def test_who_waits_for_what_another_node_has_is_not_refused(
         fake.put("nodes", silent())
 
         await until(lambda: backend_of(pool).view.away == {"n1"})
-        await pool.reconcile()
+        await pool.core.reconciler.once()
         assert backend_of(pool)._hopeless == {}
         await until(lambda: not backend_of(pool).view.away)
         on_n2 = next(each for each in leases if each.slices and each.slices[0].device.node == "n2")
@@ -115,7 +115,7 @@ async def test_who_asks_as_soon_as_another_node_has_come_is_not_refused(
 ) -> None:
     fake.remove("nodes", "n1")
     await until(lambda: not backend_of(pool).view.devices())
-    await pool.reconcile()
+    await pool.core.reconciler.once()
     with pytest.raises(NeverFits):
         await asked(pool)
     fake.put("nodes", shown("n2"))

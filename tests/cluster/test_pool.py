@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.cluster import pod_builder
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import (
@@ -212,10 +212,9 @@ async def test_whoever_has_no_server_here_gets_no_pod(pool: Pool) -> None:
     with pytest.raises(NotAllowed, match="default server of 'bob' does not run in hub"):
         await pool.launch(lease.id, command())
     another = await held(pool)
+    caller = Caller("ada", False, "ada", Process.current(), server="other")
     with pytest.raises(NotAllowed, match="server 'other' of 'ada'"):
-        await pool.launch(
-            another.id, command(), caller=Caller("ada", False, "ada", Process.current(), server="other")
-        )
+        await pool.for_caller(caller).launch(another.id, command())
 
 
 async def test_the_slice_of_a_kernel_stays_as_it_is(pool: Pool, fake: FakeKubernetes) -> None:

@@ -12,17 +12,22 @@ from gpu_pool.pool.pool import Pool
 from gpu_pool.service.metrics import Metrics
 from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, parse_request
 from support.fake_kubernetes import FakeKubernetes
-from support.kernel_pods import start
-from support.passes import no_passes
+from support.kernel_pods import cluster_pool, start
+from support.passes import NO_PASSES
 from support.pools import take, until
 
-__all__ = ["no_passes"]
+HUB = "hub"
 
 
-@pytest.mark.usefixtures("no_passes")
 async def test_looking_at_a_pool_ends_no_kernel_and_grants_nothing(
-    pool: Pool, fake: FakeKubernetes, tmp_path: Path
+    fake: FakeKubernetes, tmp_path: Path
 ) -> None:
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    async with cluster_pool(tmp_path / "store.db", config, HUB, tuning=NO_PASSES) as pool:
+        await _look_at_all(pool, fake, tmp_path / "store.db")
+
+
+async def _look_at_all(pool: Pool, fake: FakeKubernetes, store: Path) -> None:
     lease = await start(pool, fake)
     waits = await take(pool, "1", "waits")
     await pool.renew(lease, 0)
@@ -30,7 +35,7 @@ async def test_looking_at_a_pool_ends_no_kernel_and_grants_nothing(
     def writes() -> list[tuple[str, str]]:
         return [(verb, kind) for verb, kind in fake.requests if verb not in ("GET", "LIST", "WATCH")]
 
-    with closing(sqlite3.connect(tmp_path / "store.db")) as observer:
+    with closing(sqlite3.connect(store)) as observer:
         before = writes(), observer.execute("PRAGMA data_version").fetchone()
         status = await pool.status()
         assert (status.leases, [each.id for each in status.queue]) == ((), [waits])
@@ -42,9 +47,9 @@ async def test_looking_at_a_pool_ends_no_kernel_and_grants_nothing(
         await pool.forecast(parse_request("1"), Holder("ada"))
         await pool.history()
         await pool.positions()
-        await pool.device_fault()
-        await pool.look_at_devices([each.device for each in status.devices])
+        await pool.core.device_fault()
+        await pool.core.look_at_devices([each.device for each in status.devices])
         assert (writes(), observer.execute("PRAGMA data_version").fetchone()) == before
-    await pool.reconcile()
+    await pool.core.reconciler.once()
     await until(lambda: ("DELETE", "pods") in writes())
     assert (await pool.get_lease(waits)).state is LeaseState.HELD

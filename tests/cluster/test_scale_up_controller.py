@@ -221,7 +221,7 @@ async def test_a_node_of_a_group_that_is_away_may_be_replaced_and_another_may_no
     for name, more in (("new-1", {"labels": {"pool": "gpu"}}), ("other", {})):
         fake.put("nodes", node(name, **more))
     await until(lambda: backend_of(pool).view.away == {"new-1", "other"})
-    await pool.reconcile()
+    await pool.core.reconciler.once()
     assert {each.node for each in backend_of(pool).view.lasting()} == {"new-1"}
     assert backend_of(pool)._hopeless.keys() == {both}
     assert (await pool.get_lease(one)).state is LeaseState.WAITING

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -11,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.caller import Caller, Peer
+from gpu_pool.audit.callers import Caller, Peer
 from gpu_pool.devices.inventory import parse_devices
-from gpu_pool.pool.pool import Pool as ThePool
-from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.served_pool import ServedPool
+from gpu_pool.pool.pool import Pool as GpuPool
 from gpu_pool_client import Device, Pool, Process, connect
 from support.clusters import hami
 from support.fake_kubernetes import fake_kubernetes
@@ -81,7 +76,7 @@ async def pool(
             opened: Pool = embedded(tmp_path / "store.db", device, courses={"cs101": {}})
         elif backend == "caller":
             inner = embedded(tmp_path / "store.db", device, courses={"cs101": {}})
-            opened = await _for_caller(stack, await stack.enter_async_context(inner))
+            opened = _for_caller(await stack.enter_async_context(inner))
         elif backend == "racks":
             opened = open_racks(f"racks:{tmp_path}/store.db")
         elif backend == "kubernetes":
@@ -99,17 +94,11 @@ async def pool(
         yield await stack.enter_async_context(opened)
 
 
-async def _for_caller(stack: AsyncExitStack, pool: ThePool) -> Pool:
+def _for_caller(pool: GpuPool) -> Pool:
     """Return a pool as an administrator sees it who has connected to its socket."""
-    log = logging.getLogger(__name__)
-    heartbeats = Heartbeats(60.0, log)
-    changes = LeaseChanges(pool, log, heartbeats)
-    looking = asyncio.create_task(changes.run())
-    stack.callback(looking.cancel)
     mine = Process.current()
     peer = Peer(os.geteuid(), mine, contained=False)
-    caller = Caller("ada", True, "ada", mine, peer, groups=frozenset())
-    return ServedPool(pool, changes, heartbeats, log).for_caller(caller)
+    return pool.for_caller(Caller("ada", True, "ada", mine, peer, groups=frozenset()))
 
 
 async def _cluster(request: pytest.FixtureRequest, stack: AsyncExitStack, folder: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.pool.pool import Pool as ThePool
+from gpu_pool.pool.pool import Pool as GpuPool
 from gpu_pool_client import Pool
 from gpu_pool_client._operations import Cost, Operation
 from gpu_pool_client._pool import OPERATIONS
@@ -38,7 +38,7 @@ def test_this_suite_asks_for_it(row: Operation) -> None:
 
 @by_name
 def test_a_pool_of_ours_does_it_or_says_that_it_cannot(row: Operation) -> None:
-    is_its_own = getattr(ThePool, row.name) is not getattr(Pool, row.name)
+    is_its_own = getattr(GpuPool, row.name) is not getattr(Pool, row.name)
     assert is_its_own or row.missing[0] == "This pool starts no kernels." or row.name == "positions"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from gpu_pool.clock import Clock
 from gpu_pool.cluster.backend import ClusterBackend
 from gpu_pool.cluster.dialects import AUTO, Cluster, DialectOptions, choose, counted_as
+from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, NeverFits, SliceRequest
@@ -49,7 +50,7 @@ class ClusterReference(Reference):
 def still_cluster(path: Path, backend: ClusterBackend, settings: PoolSettings, _: Clock) -> Pool:
     """Return a pool over a cluster, with the clocks that the folder of its store names."""
     clock = Clocks(path.with_name("clocks")).clock()
-    return stand_still(Pool(path, backend, settings, clock), settings, clock)
+    return stand_still(Pool(PoolCore(path, backend, settings, clock)), settings, clock)
 
 
 class ClusterGround(Socket):

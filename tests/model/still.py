@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.clock import Clock
-from gpu_pool.courses.folder import SharedFolders
+from gpu_pool.courses.admission import CourseAdmission
+from gpu_pool.courses.folder import CourseFolder
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.backend import LocalBackend
+from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import device_table
@@ -50,14 +52,12 @@ def stand_still(pool: Pool, settings: PoolSettings, clock: Clock) -> Pool:
 
     It has course files of its own, as after a crash: what a pool before it remembers of them is not known.
     """
-    assert pool._course_admission is not None
-    folder = SharedFolders().folder(Path(settings.courses_dir), settings.courses)
-    folder._clock = clock
-    pool._course_admission._folder = folder
+    folder = CourseFolder(Path(settings.courses_dir), settings.courses, clock)
+    pool.core.courses = CourseAdmission(settings, folder)
     status = pool.status
 
     async def after_a_pass() -> PoolStatus:
-        await pool.reconcile()
+        await pool.core.reconciler.once()
         return await status()
 
     pool.status = after_a_pass  # type: ignore[method-assign]
@@ -70,7 +70,7 @@ def still_pool(path: Path, settings: PoolSettings, *, owner: bool = False) -> Po
     backend = LocalBackend(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
     # No card is behind these devices that could be watched over.
     backend.enforcer._watch_over = lambda: None  # type: ignore[method-assign]
-    return stand_still(Pool(path, backend, settings, clock), settings, clock)
+    return stand_still(Pool(PoolCore(path, backend, settings, clock)), settings, clock)
 
 
 def _read_devices(path: Path) -> tuple[Device, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpu_pool.courses.admission import CourseAdmission
 from gpu_pool.enforcement.watchdog import OwnStore
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason, Holder, LeaseState
@@ -34,7 +35,8 @@ async def test_a_lease_that_the_guard_ends_makes_room_by_the_course_files_too(tm
         first = await take(pool, "1", "first", Holder("ada", "lab"))
         await take(pool, "1", "second", Holder("carl"))
         preferred = await take(pool, "1", "third", Holder("bob", "lab"))
-        store = OwnStore(path, PoolSettings(**settings))
+        rules = PoolSettings(**settings)
+        store = OwnStore(path, rules, CourseAdmission(rules))
         store.end(first, EndReason.OVER_MEMORY)
         store.close()
         assert (await pool.get_lease(preferred)).state is LeaseState.HELD

@@ -9,11 +9,9 @@ import pytest
 
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import _pool, connect
-from support.passes import no_passes
+from support.passes import NO_PASSES
 from support.pools import held_milli, take
 from support.racks import RackBackend, open_racks
-
-__all__ = ["no_passes"]
 
 
 async def test_it_is_found_by_the_scheme_of_its_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,22 +25,21 @@ async def test_it_is_found_by_the_scheme_of_its_url(tmp_path: Path, monkeypatch:
         assert pool.backend.bound == {lease}
 
 
-@pytest.mark.usefixtures("no_passes")
 async def test_what_waits_in_somebody_elses_queue_holds_nothing_until_it_is_let_in(tmp_path: Path) -> None:
-    async with open_racks(f"racks:{tmp_path}/store.db") as pool:
+    async with open_racks(f"racks:{tmp_path}/store.db", tuning=NO_PASSES) as pool:
         assert isinstance(pool.backend, RackBackend)
         outside = pool.backend.outside
         outside.is_full = True
         waits = await take(pool, "1", "waits")
-        await pool.reconcile()
+        await pool.core.reconciler.once()
         assert (await held_milli(pool), pool.backend.bound) == (0, set())
         outside.is_full = False
         other = await take(pool, "1", "other")
-        await pool.reconcile()
+        await pool.core.reconciler.once()
         assert (await held_milli(pool), pool.backend.bound) == (1000, {other})
         await pool.release(other)
         outside.let_in(waits)
-        await pool.reconcile()
+        await pool.core.reconciler.once()
         assert (await held_milli(pool), pool.backend.bound) == (1000, {waits})
         outside.is_full = True
         given_up = await take(pool, "1", "given-up")

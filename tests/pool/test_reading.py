@@ -16,6 +16,7 @@ from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     BadRequest,
     EndReason,
@@ -27,10 +28,9 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.dashboard import ADMIN, courses_of, showing
-from support.passes import no_passes
-from support.pools import ME, embedded, identity, running, take
+from support.passes import NO_PASSES
+from support.pools import ME, embedded, identity, running, take, until
 
-__all__ = ["no_passes"]
 LOG = logging.getLogger("reading-test")
 
 
@@ -55,7 +55,7 @@ async def read_all(pool: Pool, *leases: str) -> None:
     await pool.offers(ME)
     await pool.forecast(parse_request("50%"), ME)
     await pool.positions()
-    await pool.device_fault()
+    await pool.core.device_fault()
     for lease in leases:
         await pool.get_lease(lease)
         await pool.find((await pool.get_lease(lease)).key)
@@ -66,10 +66,9 @@ async def read_all(pool: Pool, *leases: str) -> None:
             await pool.effect_of_taking(lease)
 
 
-@pytest.mark.usefixtures("no_passes")
 async def test_what_is_over_is_shown_as_over_and_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    async with embedded(path) as pool:
+    async with embedded(path, tuning=NO_PASSES) as pool:
         with running() as kernel:
             gone, expired = await take(pool, "50%", "gone"), await take(pool, "25%", "expired")
             await pool.attach(gone, identity(kernel))
@@ -89,14 +88,13 @@ async def test_what_is_over_is_shown_as_over_and_nothing_is_written(tmp_path: Pa
             assert reasons == [EndReason.PROCESS_GONE, EndReason.EXPIRED, EndReason.PROCESS_GONE, None]
             with pytest.raises(LeaseGone, match="process-gone"):
                 await pool.explain(given_up.id)
-        assert await pool.reconcile()
+        assert await pool.core.reconciler.once()
         assert (await pool.get_lease(waits)).state is LeaseState.HELD
         assert {lease.id for lease in await pool.history()} == {gone, expired, given_up.id}
 
 
-@pytest.mark.usefixtures("no_passes")
 async def test_the_service_shows_it_too_and_writes_nothing(tmp_path: Path) -> None:
-    async with showing(tmp_path, 2, courses_of({"ml": "Machine Learning"})) as site:
+    async with showing(tmp_path, 2, courses_of({"ml": "Machine Learning"}), tuning=NO_PASSES) as site:
         lease = await site.take("50%", "ada", "ml")
         with running() as kernel:
             await site.pool.attach(lease, identity(kernel))
@@ -129,8 +127,22 @@ async def test_what_is_over_is_ended_by_itself_where_one_waits(tmp_path: Path) -
             second = await take(pool, "1", "second")
         assert (await pool.wait(second, 60)).state is LeaseState.HELD
         assert [lease.id for lease in await pool.history()] == [first]
-        counts = pool.step_counts["end what is gone"]
+        counts = pool.core.reconciler.counts["end what is gone"]
         assert (counts.times > 0, counts.failures) == (True, 0)
+
+
+async def test_a_pool_in_which_nothing_lives_rests_until_somebody_asks(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "store.db", tuning=Tuning(passes_every=0.01)) as pool:
+        reconciler = pool.core.reconciler
+        for name in ("first", "second"):
+            lease = await take(pool, "50%", name)
+            await until(lambda: not reconciler.rests)
+            await pool.release(lease)
+            await until(lambda: reconciler.rests)
+            made = reconciler.counts["observe"].times
+            for _ in range(20):
+                await read_all(pool, lease)
+            assert (reconciler.rests, reconciler.counts["observe"].times) == (True, made)
 
 
 async def test_a_step_that_fails_keeps_no_other_from_being_done() -> None:

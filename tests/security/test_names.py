@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_pool.caller import Peer
+from gpu_pool.audit.callers import Peer
 from gpu_pool.names import LONGEST, is_name, name_of
 from gpu_pool.service.callers import AccountNames, PeerIdentity
 from gpu_pool.service.hub import named_by

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.service.connections import client_address, counted_by, read_networks
 from gpu_pool.service.hub import HubApi as PlaceOfHub
 from gpu_pool.service.hub import HubIdentity

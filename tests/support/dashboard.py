@@ -21,7 +21,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application
 
 import gpu_pool.service.dashboard
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.courses import SHARED_FOLDERS, Courses, parse_course
 from gpu_pool.pool.pool import Pool
 from gpu_pool.service.browsers import Shared
@@ -147,7 +147,7 @@ async def showing(
         changes = LeaseChanges(pool, _LOG, heartbeats)
         served = ServedPool(pool, changes, heartbeats, _LOG)
         looking = asyncio.create_task(changes.run())
-        decisions = served.decisions
+        decisions = served.guard.decisions
         editor = CourseEditor(pool, courses, rules.rules, decisions, limits) if courses else None
         shared = EventStreams(Snapshots(pool, changes, _LOG), streams)
         dashboard = Dashboard(shared, look, rules.sharing, editor)

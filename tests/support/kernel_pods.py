@@ -15,8 +15,9 @@ import zmq
 from gpu_pool.cluster.backend import ClusterBackend, open_cluster
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import Courses
-from gpu_pool.pool.pool import Pool as ThePool
+from gpu_pool.pool.pool import Pool as GpuPool
 from gpu_pool.settings import PoolSettings
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     Device,
     Holder,
@@ -122,8 +123,9 @@ async def cluster_pool(
     *,
     courses: Courses | None = None,
     named: Mapping[str, Any] | None = None,
+    tuning: Tuning = Tuning(),  # noqa: B008 - frozen
     **settings: Any,
-) -> AsyncIterator[ThePool]:
+) -> AsyncIterator[GpuPool]:
     """Serve a cluster within this process.
 
     ``courses`` are those of files, ``named`` those of ``c.PoolSettings.courses``.
@@ -131,12 +133,13 @@ async def cluster_pool(
     told = courses or Courses()
     kubernetes = KubernetesSettings(kubeconfig=str(kubeconfig), namespace=namespace, **settings)
     log = logging.getLogger("gpu_pool.tests")
-    pool = await open_cluster(path, PoolSettings(courses=dict(named or {})), kubernetes, lambda: told, log)
+    chosen = PoolSettings(courses=dict(named or {}), tuning=tuning)
+    pool = await open_cluster(path, chosen, kubernetes, lambda: told, log)
     async with pool:
         yield pool
 
 
-def backend_of(pool: ThePool) -> ClusterBackend:
+def backend_of(pool: GpuPool) -> ClusterBackend:
     """Return the cluster behind a pool."""
     assert isinstance(pool.backend, ClusterBackend)
     return pool.backend

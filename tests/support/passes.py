@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Final
 
-from gpu_pool.pool.reconciler import Reconciler
+from gpu_pool.tuning import Tuning
 
-
-@pytest.fixture
-def no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pools make the passes alone that are asked for."""
-
-    async def none(_: Reconciler) -> None:
-        """Return at once."""
-
-    monkeypatch.setattr(Reconciler, "run", none)
+#: For the setting ``tuning`` of a pool: passes are made only where a test makes one.
+NO_PASSES: Final = Tuning(passes_every=None)

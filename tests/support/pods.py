@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.embedded.pool import open_embedded
-from gpu_pool.pool.pool import Pool as ThePool
+from gpu_pool.pool.pool import Pool as GpuPool
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -105,7 +105,7 @@ class PodPool(Pool):
     """See above. Its pods start when :attr:`images` says so."""
 
     def __init__(self, url: str) -> None:
-        self.inner: ThePool = open_embedded(url)
+        self.inner: GpuPool = open_embedded(url)
         self.url = self.inner.url
         self._folder = Path(url.removeprefix("embedded:")).parent
         #: The last pod of each lease.

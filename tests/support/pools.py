@@ -14,7 +14,7 @@ from typing import Any
 
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import local_pool
-from gpu_pool.pool.pool import Pool as ThePool
+from gpu_pool.pool.pool import Pool as GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, Holder, Pool, Process, parse_request
 
@@ -27,7 +27,7 @@ def device(index: int, model: str = "V100-SXM2-32GB", memory_mib: int = 32768, *
     return Device(f"SIM-{model}-{index}", index, model, memory_mib, simulated=True, **facts)  # type: ignore[arg-type]
 
 
-def embedded(path: Path, *devices: Device, **settings: Any) -> ThePool:
+def embedded(path: Path, *devices: Device, **settings: Any) -> GpuPool:
     """Return an embedded pool over these devices (one V100 by default)."""
     inventory = Inventory(devices or (V100,), "test")
     return local_pool(path, PoolSettings(**settings), lambda: inventory)

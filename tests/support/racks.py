@@ -6,14 +6,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.devices import Inventory
 from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Taken
+from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Process, SliceRequest
 from support.service import DEVICES
 
@@ -66,7 +67,7 @@ class RackBackend(Backend):
     def describe(self, lease: Lease) -> Lease:
         return lease
 
-    def recover(self, store: LeaseStore) -> None:
+    def recover(self, store: StoreContext) -> None:
         pass
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:
@@ -84,6 +85,7 @@ class RackBackend(Backend):
         pass
 
 
-def open_racks(url: str) -> Pool:
+def open_racks(url: str, **settings: object) -> Pool:
     """Return the pool at ``racks:PATH``, as the entry point of such a package does."""
-    return Pool(Path(url.removeprefix("racks:")), RackBackend(), PoolSettings(courses={"cs101": {}}))
+    path, chosen = Path(url.removeprefix("racks:")), PoolSettings(courses={"cs101": {}}, **settings)
+    return Pool(PoolCore(path, RackBackend(), chosen))

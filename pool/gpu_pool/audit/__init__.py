@@ -2,9 +2,9 @@
 
 ::
 
-    actors  who asks, known to whatever is done for them
-    file    lines appended to a file, whatever happens to the file
-    log     what stands in a line
+    actors   who asks, known to whatever is done for them
+    callers  who asks a pool through its service, and what they are to it
+    log      what stands in a line, and the file that it is appended to
 
 A line is written once its decision is in the store (see ``store.database.AuditBuffer``), or once
 something was refused. It tells of no token and no key.

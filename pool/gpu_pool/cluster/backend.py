@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.clock import Clock
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, connect
@@ -29,11 +29,13 @@ from gpu_pool.devices import Inventory
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, PoolSide, Taken
+from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.store.lease_table import gone
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -210,7 +212,7 @@ class ClusterBackend(Backend):
             return replace(lease, terms=terms)
         return replace(lease, terms=terms, enforcement=self.view.enforcement(lease.request))
 
-    def recover(self, store: LeaseStore) -> None:
+    def recover(self, store: StoreContext) -> None:
         """Take up nothing: what is true of pods, the API server knows."""
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002
@@ -250,7 +252,7 @@ class ClusterBackend(Backend):
         if not away and not self._hopeless and devices == self._checked:
             return {}  # whoever came meanwhile was checked when they asked
         self._checked = devices
-        found = await self.pool.store.run(LeaseStore.hopeless, self.view.lasting())
+        found = await self.pool.store.run(requests.hopeless, self.view.lasting())
         now, away_for = time.monotonic(), self._kubernetes.gpus_away_for
         self._hopeless = {lease_id: self._hopeless.get(lease_id, now) for lease_id in found}
         given_up: dict[str, Taken] = {}
@@ -283,7 +285,8 @@ class ClusterBackend(Backend):
         order = await self._pod_builder.of(lease, kernel, _server(caller))
         if lease.process is None:
             # Its turn and its image may take minutes, and whoever launches has come for it.
-            await self.pool.attach(lease.id, lease.holder.process or Process.current())
+            process = lease.holder.process or Process.current()
+            await self.pool.store.run(leases.bind_process, lease.id, process, None, 0.0)
         return await self.kernels.launch(order)
 
     async def follow(self, lease_id: str, seen: str, seconds: float) -> KernelPod:
@@ -308,7 +311,7 @@ class ClusterBackend(Backend):
             raise BadRequest("No kernel was started on this slice, or it has ended.", "Start one.")
         # Otherwise it was seen, and went while nobody looked.
         await self._end_taken(lease_id, taken or VANISHED)
-        raise gone(await self.pool.store.run(LeaseStore.lease, lease_id))
+        raise gone(await self.pool.store.run(leases.read, lease_id))
 
     async def end(self, lease_id: str) -> None:
         """See ``KernelHost.end``."""
@@ -374,4 +377,4 @@ async def open_cluster(
     api = await connect(kubernetes.kubeconfig, lax=kubernetes.lax_certificates)
     backend = ClusterBackend(kubernetes, settings.rules, api, courses, log)
     # Its store goes with the service's pod from one machine to another, whose uptimes say nothing.
-    return Pool(path, backend, settings, Clock(uptime=time.time))
+    return Pool(PoolCore(path, backend, settings, Clock(uptime=time.time)))

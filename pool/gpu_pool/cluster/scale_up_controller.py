@@ -36,7 +36,7 @@ from gpu_pool.cluster.scale_up import (
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store import leases, records
 from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import GpuPoolError, SliceRequest
 
@@ -93,7 +93,7 @@ class ScaleUpController:
 
     async def look(self) -> None:
         """Ask for the nodes that are needed now, and for no others."""
-        line = await self.store.run(LeaseStore.queue_head, _FOREMOST)
+        line = await self.store.run(leases.queue_head, _FOREMOST)
         self._demand = demand(line, self._growable(), self._rules)
         for group in self._groups.values():
             wanted = [request for name, request in self._demand.nodes if name == group.name]
@@ -192,10 +192,10 @@ class ScaleUpController:
             self._come.add(pod["metadata"]["uid"])
             took = _age(pod)
             self._log.info("A node of %s came after %.0f s", ascii(group.name), took)
-            await self.store.run(LeaseStore.add_node_start, group.name, took)
+            await self.store.run(records.add_node_start, group.name, took)
         # Those too whose node came while no service looked.
         self._come |= {pod["metadata"]["uid"] for pod in asking if _node_of(pod) in working}
-        known = await self.store.run(LeaseStore.node_starts, group.name)
+        known = await self.store.run(records.node_starts, group.name)
         self._usual[group.name] = usual(known, group.usual)
 
     async def _listen(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.devices.driver_check import DriverCheck
 from gpu_pool.embedded.device_finder import DeviceFinder
@@ -17,8 +17,9 @@ from gpu_pool.enforcement.enforcer import Enforcer
 from gpu_pool.enforcement.machine import owned, unowned
 from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, PoolSide, Taken
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import registration
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import Device, Holder, Lease, Process, SliceRequest
 from gpu_pool_client._processes import boot_id
 
@@ -50,7 +51,7 @@ class LocalBackend(Backend):
     def join(self, pool: PoolSide) -> None:
         """See ``Backend.join``."""
         super().join(pool)
-        self.enforcer.store = pool.store
+        self.enforcer.store, self.enforcer.courses = pool.store, pool.courses
 
     def run(self) -> AbstractAsyncContextManager[object]:
         """Begin nothing: threads are begun as they are needed."""
@@ -80,8 +81,8 @@ class LocalBackend(Backend):
         """Return what this process sees. A service's pool has what the service has, and nothing else."""
         if self._seen is None or self._seen[0] is not found:
             hidden = [each.uuid for each in found.hidden]
-            everything = LeaseStore.seen_from(everything=True)
-            self._seen = found, everything if self.is_owner else LeaseStore.seen_from(found.digest, hidden)
+            everything = registration.seen_from(everything=True)
+            self._seen = found, everything if self.is_owner else registration.seen_from(found.digest, hidden)
         return self._seen[1]
 
     def _find(self) -> Inventory:
@@ -106,7 +107,7 @@ class LocalBackend(Backend):
         """See ``Backend.describe``: by the tier of its devices."""
         return self.enforcer.state(lease)
 
-    def recover(self, store: LeaseStore) -> None:
+    def recover(self, store: StoreContext) -> None:
         """See ``Backend.recover``: limits that are still in force, and what parked leases keep."""
         self.enforcer.recover(store)
 

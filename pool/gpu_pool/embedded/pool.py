@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.embedded.backend import LocalBackend
 from gpu_pool.enforcement import Isolation
+from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool.store import files
@@ -27,7 +28,8 @@ def local_pool(
 ) -> Pool:
     """Return the pool of this machine's devices, with its store at ``path``; see :class:`LocalBackend`."""
     settings = settings or PoolSettings()
-    return Pool(path, LocalBackend(path, settings, find_devices, isolation, owner=owner), settings)
+    backend = LocalBackend(path, settings, find_devices, isolation, owner=owner)
+    return Pool(PoolCore(path, backend, settings))
 
 
 def open_embedded(url: str) -> Pool:

@@ -22,8 +22,9 @@ from gpu_pool.enforcement import Isolation, TierFailed
 from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended
 from gpu_pool.enforcement.machine import INDEX, with_indices
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases
+from gpu_pool.store.context import CourseFiles, StoreContext
 from gpu_pool.store.lease_table import gone
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.thread import StoreThread
 from gpu_pool.worker import Worker
 from gpu_pool_client import (
@@ -168,6 +169,8 @@ class Enforcer:
 
     #: Where the leases are; set before anything is enforced.
     store: StoreThread
+    #: The course files in front of the pool, by which the queue is served; None where there are none.
+    courses: CourseFiles | None = None
 
     def __init__(self, path: Path, settings: PoolSettings, isolation: Isolation, *, owner: bool) -> None:
         self._isolation = isolation
@@ -188,12 +191,12 @@ class Enforcer:
         except TierFailed as failure:
             raise PoolUnreachable(failure.message, failure.remedy) from failure
 
-    def recover(self, lease_store: LeaseStore) -> None:
+    def recover(self, lease_store: StoreContext) -> None:
         """Find what an earlier process of the pool has left, when the store is opened."""
         if self._isolation.acts:
             self._isolation.recover(held(lease_store))
         for lease_id in self._memory.recover(lambda each: _state(lease_store, each)):
-            lease_store.release(lease_id, EndReason.NOT_RESTORED)
+            leases.end_lease(lease_store, lease_id, EndReason.NOT_RESTORED)
 
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
@@ -251,7 +254,7 @@ class Enforcer:
     async def _tend(self) -> None:
         told = await self._on_tiers(self._isolation.tend)
         for lease_id, words in told.items():
-            await self.store.run(LeaseStore.set_notice, lease_id, words)
+            await self.store.run(leases.set_notice, lease_id, words)
 
     async def close(self) -> None:
         """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""
@@ -297,7 +300,7 @@ class Enforcer:
         from gpu_pool.enforcement.watchdog import OwnStore, WatchdogRules, WatchdogThread
 
         self._watchdog = WatchdogThread(
-            OwnStore(self._path, self._settings),
+            OwnStore(self._path, self._settings, self.courses),
             WatchdogRules.of(self._settings, auto="end" if self._owner else "off"),
             watches=_all if self._owner else _kept_here,
             state=self._isolation.state,
@@ -318,18 +321,18 @@ class Enforcer:
             raise gone(await self._end(lease_id, EndReason.NOT_RESTORED)) from None
 
     async def _end(self, lease_id: str, reason: EndReason) -> Lease:
-        await self.store.run(LeaseStore.release, lease_id, reason, asked=False)
-        return await self.store.run(LeaseStore.lease, lease_id)
+        await self.store.run(leases.end_lease, lease_id, reason, asked=False)
+        return await self.store.run(leases.read, lease_id)
 
 
-def held(lease_store: LeaseStore) -> list[Lease]:
+def held(lease_store: StoreContext) -> list[Lease]:
     """Return the leases that are held now."""
-    return [lease for lease in lease_store.status("").leases if lease.state is LeaseState.HELD]
+    return [lease for lease in leases.status(lease_store, "").leases if lease.state is LeaseState.HELD]
 
 
-def _state(lease_store: LeaseStore, lease_id: str) -> LeaseState:
+def _state(lease_store: StoreContext, lease_id: str) -> LeaseState:
     try:
-        return lease_store.lease(lease_id).state
+        return leases.read(lease_store, lease_id).state
     except LeaseGone:
         return LeaseState.ENDED
 

@@ -15,10 +15,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.devices.inventory import Inventory
+from gpu_pool.store.context import CourseFiles, StoreContext
 from gpu_pool.store.device_table import ForeignUse, SeenFrom
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import (
     Activity,
@@ -68,15 +68,15 @@ class Taken(NamedTuple):
 class PoolSide(Protocol):
     """What a backend may ask of the pool that it belongs to."""
 
+    #: Where the leases are.
+    store: StoreThread
+
     @property
-    def store(self) -> StoreThread:
-        """Where the leases are."""
+    def courses(self) -> CourseFiles | None:
+        """The course files in front of the pool; None where nobody asks them."""
 
     async def living(self, lease_id: str) -> Lease:
         """Return a lease that has not ended. Raises ``LeaseGone``."""
-
-    async def attach(self, lease_id: str, process: Process) -> Lease:
-        """Tie a lease to a process."""
 
     async def end_taken(self, lease_id: str, taken: Taken) -> bool:
         """End a lease since what it needs is gone; return whether it had not ended yet."""
@@ -148,7 +148,7 @@ class Backend(ABC):
         """Return a held or parked lease with its environment's variables and the truth about its limits."""
 
     @abstractmethod
-    def recover(self, store: LeaseStore) -> None:
+    def recover(self, store: StoreContext) -> None:
         """Take up what an earlier process has left; called in the store's thread, first of all."""
 
     @abstractmethod

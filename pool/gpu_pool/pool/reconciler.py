@@ -7,21 +7,24 @@ here and nowhere else, so that looking at a pool changes nothing of it.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpu_pool.store.reclaim import Findings
-from gpu_pool_client import GpuPoolError, PoolStatus
+from gpu_pool_client import GpuPoolError
 from gpu_pool_client._log import get_logger
 
-#: Seconds between two passes where nothing asks for one sooner.
-EVERY: Final = 1.0
 #: Rest after a pass, in seconds and in times of what the pass took: many changes are followed up together.
 #: Never for longer than this, also where a pass has stood still with its machine.
 _LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
+#: Seconds in which the last pass ends when the pool is closed.
+_LAST_PASS_WITHIN: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -33,10 +36,8 @@ class Facts:
     findings: Findings = field(default_factory=Findings)
     #: Whether anybody is in the queue.
     somebody_waits: bool = False
-    #: Leases, by id, of which something was where they take effect, such as pods, before the status was read.
-    bound: frozenset[str] = frozenset()
-    #: None where no step needs it.
-    status: PoolStatus | None = None
+    #: Whether nothing can happen by itself until somebody asks for something.
+    may_rest: bool = False
 
 
 class Step(NamedTuple):
@@ -56,20 +57,67 @@ class StepCount:
 
 
 class Reconciler:
-    """Does the steps of a pool. :meth:`once` may be called in any event loop, :meth:`run` in one."""
+    """Does the steps of a pool: :meth:`once` in any event loop, and again and again from :meth:`begin` on.
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = steps
+    ``every`` is for how many seconds at most nothing is done where nobody asks for it; with None, passes are
+    made only by :meth:`once`.
+    """
+
+    def __init__(self, steps: Sequence[Step], every: float | None = 1.0) -> None:
+        self._steps, self._every = steps, every
         #: By the name of the step.
         self.counts = {step.name: StepCount() for step in steps}
         #: Told after each pass that changed something.
         self.on_change: list[Callable[[], None]] = []
+        #: Whether no pass is made until somebody asks for something: nothing can happen by itself.
+        self.rests = False
+        self._may_rest = False
+        #: Whether somebody has asked for something since the last pass began.
+        self._was_asked = False
+        #: None where this process makes no passes by itself.
+        self._running: Future[None] | None = None
+        self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._woken, self._stopping = asyncio.Event(), asyncio.Event()
-        #: Whether it is to stop, also where it has not begun yet.
-        self._is_stopped = False
+        self._woken, self._ending = asyncio.Event(), asyncio.Event()
+        #: Whether it is to end, also where it has not begun yet.
+        self._is_ending = False
         #: What was last logged of each step that fails.
         self._complaints: dict[str, str] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this process makes passes by itself."""
+        return self._running is not None
+
+    def begin(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Make passes from now on, in this event loop or in one of their own; go on where they rest."""
+        self._was_asked = True
+        if self._running is None:
+            self._start(loop)
+        elif self.rests:
+            self.wake()
+
+    def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        with self._starting:
+            if self._running is not None or self._every is None:
+                return
+            # What follows by itself is in nobody's name, whoever asks at this moment.
+            in_nobodys_name = Context().run
+            if loop is not None:
+                self._running = in_nobodys_name(asyncio.run_coroutine_threadsafe, self._run(), loop)
+            else:
+                # A thread that ends with the passes: one that stayed would take signals which are for others.
+                self._running = in_nobodys_name(_in_thread, self._run)
+
+    async def end(self) -> None:
+        """Make no pass any more, and wait for the one that is under way."""
+        running, self._running = self._running, None
+        self._is_ending = True
+        self._set(self._ending)
+        self._set(self._woken)
+        if running is not None:
+            with suppress(asyncio.TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(asyncio.wrap_future(running), _LAST_PASS_WITHIN)
 
     async def once(self) -> bool:
         """Make one pass; return whether it changed anything.
@@ -92,33 +140,32 @@ class Reconciler:
                     get_logger().debug("Reconciled: %s", step.name)
             count.times += 1
             count.seconds += time.monotonic() - began
+        self._may_rest = facts.may_rest and failed is None
         if failed is not None:
             raise failed
         return changed
 
-    async def run(self) -> None:
-        """Make passes until :meth:`stop`: when woken, and at least every second or so."""
+    async def _run(self) -> None:
+        """Make passes until :meth:`end`: when woken, and often enough unless nothing can happen."""
         self._loop = asyncio.get_running_loop()
-        while not self._is_stopped:
-            began = time.monotonic()
+        while not self._is_ending:
+            began, self._was_asked = time.monotonic(), False
             with suppress(Exception):  # logged, and tried again in the next pass
                 if await self.once():
                     for tell in self.on_change:
                         tell()
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _rest(time.monotonic() - began))
+                await asyncio.wait_for(self._ending.wait(), _rest(time.monotonic() - began))
+            self.rests = self._may_rest
+            # Whoever asks says so first, and then looks whether it rests: one of both sees the other.
+            every = None if self.rests and not self._was_asked else self._every
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), EVERY)
+                await asyncio.wait_for(self._woken.wait(), every)
+            self.rests = False
             self._woken.clear()
 
     def wake(self) -> None:
         """Have a pass made soon, since something has changed. May be called in any thread."""
-        self._set(self._woken)
-
-    def stop(self) -> None:
-        """Make no pass any more after the one that is under way."""
-        self._is_stopped = True
-        self._set(self._stopping)
         self._set(self._woken)
 
     def _set(self, event: asyncio.Event) -> None:
@@ -138,3 +185,19 @@ class Reconciler:
 def _rest(took: float) -> float:
     """Return for how many seconds to rest after a pass that took so many."""
     return min(max(_LEAST_REST, _REST_TIMES * took), _MOST_REST)
+
+
+def _in_thread(run: Callable[[], Coroutine[Any, Any, None]]) -> Future[None]:
+    """Run a coroutine to its end in an event loop, and a thread, of its own."""
+    done: Future[None] = Future()
+
+    def begin() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the end
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=begin, name="gpu-pool-reconciler", daemon=True).start()
+    return done

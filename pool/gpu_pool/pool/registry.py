@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from gpu_pool.pool.backend import DevicesFound
+from gpu_pool.store import leases, reclaim, registration
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.errors import OtherDevices
-from gpu_pool.store.leases import LeaseStore
-from gpu_pool_client import Device, DeviceStatus, NeverFits, SliceRequest
+from gpu_pool_client import Device, DeviceStatus, NeverFits, PoolStatus, SliceRequest
 
 
 class DeviceRegistry:
@@ -25,6 +27,11 @@ class DeviceRegistry:
         self.known: tuple[Device, ...] = ()
 
     @property
+    def awaits_devices(self) -> bool:
+        """Whether real devices are to take the place of simulated ones."""
+        return bool(self._awaited)
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """What stood in the way when devices were looked for, in sentences."""
         if self.noted is None:
@@ -33,18 +40,18 @@ class DeviceRegistry:
         # The last says how to go on where there is none.
         return found.problems if found.devices else found.problems[:-1]
 
-    def open(self, store: LeaseStore, found: DevicesFound) -> None:
+    def open(self, store: StoreContext, found: DevicesFound) -> None:
         """Register what was found when the store is opened.
 
         A process that sees no devices (no driver in its container, no variable in its terminal) must not take
         away those that another one registered: real ones never, simulated ones not before nobody uses them.
         """
-        if not found.inventory.devices and store.has_simulated():
-            store.end_over()
-            store.forget_simulated()
+        if not found.inventory.devices and registration.has_simulated(store):
+            reclaim.end_over(store)
+            registration.forget_simulated(store)
         self.write_down(store, found)
 
-    def write_down(self, store: LeaseStore, found: DevicesFound) -> None:
+    def write_down(self, store: StoreContext, found: DevicesFound) -> None:
         """Write down what was found, as far as it is news."""
         known, inventory = self.noted, found.inventory
         is_new = known is None or (known.inventory, known.others) != (inventory, found.others)
@@ -54,20 +61,20 @@ class DeviceRegistry:
         if is_new:
             self._note_broken(store, found)
         if found.faults:
-            store.set_faults(found.faults)
+            registration.set_faults(store, found.faults)
         self.noted = found
 
-    def _note_broken(self, store: LeaseStore, found: DevicesFound) -> None:
+    def _note_broken(self, store: StoreContext, found: DevicesFound) -> None:
         """Where the driver fails, nothing new can use the devices that were here before."""
         inventory, self.known = found.inventory, ()
         if not inventory.by_driver:
             return
         if inventory.is_broken or (self._is_owner and inventory.problems and not inventory.devices):
-            here = store.present_devices(everywhere=self._is_owner)
-            store.set_faults(dict.fromkeys(here, inventory.problems[0]))
+            here = registration.present_devices(store, everywhere=self._is_owner)
+            registration.set_faults(store, dict.fromkeys(here, inventory.problems[0]))
             self.known = tuple(here.values()) if self._is_owner else ()
 
-    def _register(self, store: LeaseStore, devices: Sequence[Device], found: DevicesFound) -> None:
+    def _register(self, store: StoreContext, devices: Sequence[Device], found: DevicesFound) -> None:
         """Make these the pool's devices; where simulated ones are still in use, do so once they are not."""
         self._awaited, self.note = (), ""
         try:
@@ -78,7 +85,7 @@ class DeviceRegistry:
                 raise
             self._awaited, self.note = devices, str(error)
 
-    def register_awaited(self, store: LeaseStore) -> None:
+    def register_awaited(self, store: StoreContext) -> None:
         """Register what is awaited, if anything. Raises ``OtherDevices`` while those before are in use."""
         if self._awaited and self.noted is not None:
             _take_over(store, self._awaited, self.noted)
@@ -89,22 +96,35 @@ class DeviceRegistry:
         if self._awaited:
             raise OtherDevices(self.note)
 
-    def usable(self, store: LeaseStore) -> frozenset[str] | None:
+    def usable(self, store: StoreContext) -> frozenset[str] | None:
         """Return the uuids of the devices that are for this process; None for all of the pool."""
         if self.noted is None or self._is_owner or self._awaited:
             return None
         found = self.noted.inventory
         if any(each.simulated for each in found.devices):
             return None
-        if not found.devices and (store.has_simulated() or not found.problems):
+        if not found.devices and (registration.has_simulated(store) or not found.problems):
             return None
         own = frozenset(each.uuid for each in found.devices)
-        usable = own and (store.usable(own, self.noted.seen, limited=found.is_limited) or own)
+        usable = own and (registration.usable(store, own, self.noted.seen, limited=found.is_limited) or own)
         # Whoever waits for any of them may also have what takes their place meanwhile.
-        has_all = not found.is_limited and usable >= store.present_devices().keys()
+        has_all = not found.is_limited and usable >= registration.present_devices(store).keys()
         return None if has_all else usable
 
-    def devices_for(self, store: LeaseStore, request: SliceRequest) -> Collection[str]:
+    def status(self, store: StoreContext, url: str, faults: Mapping[str, str]) -> PoolStatus:
+        """Return everything as one snapshot, with what is known of devices: ``faults`` by uuid."""
+        status, usable = leases.status(store, url), self.usable(store)
+        others = set() if usable is None else registration.present_devices(store).keys() - usable
+        devices = [
+            _with_fault(each, faults.get(each.device.uuid, each.device.fault))
+            for each in status.devices
+            if each.device.uuid not in others
+        ]
+        told = dict.fromkeys(each.device.fault for each in devices)
+        said = " ".join(filter(None, (self.note, *told, *self._why_none(devices))))
+        return replace(status, devices=tuple(devices), note=said)
+
+    def devices_for(self, store: StoreContext, request: SliceRequest) -> Collection[str]:
         """Return the uuids of the devices that a request of this process may have; none mean all.
 
         Raises ``NeverFits`` where there is none for it, with the reason.
@@ -113,24 +133,30 @@ class DeviceRegistry:
         found = None if self.noted is None else self.noted.inventory
         if usable or found is None or found.devices or not found.problems:
             return usable or ()
-        if usable is None and store.present_devices():
+        if usable is None and registration.present_devices(store):
             return ()
         *why, way_out = found.problems
         raise NeverFits(f"You asked for {request.named}; this pool has no GPU. {' '.join(why)}", way_out)
 
-    def why_none(self, devices: Sequence[DeviceStatus]) -> tuple[str, ...]:
+    def _why_none(self, devices: Sequence[DeviceStatus]) -> tuple[str, ...]:
         """Say why none of the devices is for this process, where there would be some."""
         found = None if self.noted is None else self.noted.inventory
         there = found is not None and not devices and (found.is_limited or found.is_broken)
         return self.problems if there else ()
 
 
-def _take_over(store: LeaseStore, devices: Sequence[Device], found: DevicesFound) -> None:
+def _take_over(store: StoreContext, devices: Sequence[Device], found: DevicesFound) -> None:
     """Register devices, if need be after what is over was ended."""
     try:
-        store.register(devices, found.seen, found.others)
+        registration.register(store, devices, found.seen, found.others)
     except OtherDevices:
-        store.end_over()
-        store.register(devices, found.seen, found.others)
+        reclaim.end_over(store)
+        registration.register(store, devices, found.seen, found.others)
     if found.others is not None:
-        store.set_others(found.others)
+        registration.set_others(store, found.others)
+
+
+def _with_fault(status: DeviceStatus, fault: str) -> DeviceStatus:
+    if fault == status.device.fault:
+        return status
+    return replace(status, device=replace(status.device, fault=fault))

@@ -9,8 +9,8 @@
     callers         who asks over the socket, by the connection; which process they mean
     hub             who asks over TCP: the Hub says it, of the token that comes with the request
     tokens          what is known of tokens, and in which order the Hub is asked about others
-    served_pool     the pool as each caller may use it and sees it, by the table of operations
-    decisions       what that costs them, and the log of what is decided
+    served_pool     the pool as it is served: who waits for its changes
+    decisions       what callers ask costs them, and the log of what is decided
     rate_limits     how often each user may have something decided, and how much at once
     heartbeats      leases of callers over TCP, which live while they are renewed
     lease_changes   wakes those who wait when something happens to their leases
@@ -26,7 +26,7 @@
     site            the application for the Hub's users: API, login and pages
     dashboard       the pages
 
-Who asks is found out by one of two implementations of ``callers.Identify``: a ``gpu_pool.caller.Caller``,
-for whom ``ServedPool.for_caller`` returns the pool in their hands. What everybody may do stands in the rows
-of the contract (``gpu_pool_client._operations``), and is decided in ``served_pool``: no handler knows a rule.
+Who asks is found out by one of two implementations of ``callers.Identify``: a ``Caller`` (``gpu_pool.audit``)
+for whom ``Pool.for_caller`` returns the pool in their hands. What everybody may do stands in the rows of the
+contract (``gpu_pool_client._operations``), and is decided in ``pool.for_caller``: no handler knows a rule.
 """

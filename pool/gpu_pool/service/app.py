@@ -122,9 +122,9 @@ class ServeApp(ServeSettings, Program):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         path = _path(self.socket)
         pool = await self._open_pool()
-        if pool.audit is not None:
-            pool.audit.reopen()  # a log that cannot be written is told now
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen, pool.audit)
+        if pool.core.audit is not None:
+            pool.core.audit.reopen()  # a log that cannot be written is told now
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen, pool.core.audit)
         async with AsyncExitStack() as stack:
             listening = ServiceSocket(path, self._mode)
             stack.callback(listening.close)
@@ -166,7 +166,7 @@ class ServeApp(ServeSettings, Program):
                 "There is no GPU here, so nothing can be granted. Run gpu-pool doctor as the user of this "
                 "service to see why, and start the service again once that is mended."
             )
-        for problem in pool.device_problems:
+        for problem in pool.core.registry.problems:
             self.log.warning("%s", problem)
         await heartbeats.end_unheard(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats, self._pool_settings.tuning.looked_every)
@@ -200,7 +200,7 @@ class ServeApp(ServeSettings, Program):
         """Keep less of what ended long ago, for as long as the service runs."""
         while True:
             try:
-                await pool.forget_old()
+                await pool.core.forget_old()
             except GpuPoolError as error:
                 self.log.warning("What ended long ago stays in the history for now: %s", error)
             await asyncio.sleep(_FORGET_EVERY)
@@ -231,7 +231,7 @@ class ServeApp(ServeSettings, Program):
             taken_within=self.taken_within,
             metrics=_metrics(pool, lambda: {*self._pool_settings.courses, *courses().usable}),
             metrics_from=self._networks,
-            stops=[pool.stop_waiting, streams.snapshots.stop],
+            stops=[pool.core.stop_waiting, streams.snapshots.stop],
         )
 
     def _limits(self) -> StreamLimits:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Final
 from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
+from gpu_pool.pool.for_caller import PoolForCaller
 from gpu_pool.service.connections import admit, client_of
 from gpu_pool.service.handler import (
     InFlightRequests,
@@ -21,7 +22,7 @@ from gpu_pool.service.handler import (
 )
 from gpu_pool.service.hub import HubIdentity, HubPlace, UnknownToken
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.served_pool import PoolForCaller, ServedPool
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client._remote.problems import ProblemDocument, problem_of
 

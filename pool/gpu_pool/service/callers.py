@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from tornado.httputil import HTTPServerRequest
 
-from gpu_pool.caller import Caller, Peer
+from gpu_pool.audit.callers import Caller, Peer
 from gpu_pool.names import name_of
 from gpu_pool_client import BadRequest, NotAllowed, Process
 from gpu_pool_client import _procfs as procfs
@@ -29,21 +29,6 @@ from gpu_pool_client._processes import boot_id, owner_of, pid_namespace
 _CREDENTIALS: Final = struct.Struct("3i")
 #: SO_PEERPIDFD of Linux (asm-generic/socket.h): a pidfd of the peer.
 _PEER_HANDLE: Final = 77
-
-
-def course_asked_for(caller: Caller, named: str | None, *, others: bool) -> str | None:
-    """Return the course in whose name somebody asks who names one, or none.
-
-    A server that was started for a course asks for that one, unless it may ask for ``others``;
-    else ``NotAllowed`` is raised. Whether its user may use the course, the pool decides afterwards.
-    """
-    own = caller.course
-    if own is None or not named or named == own or others:
-        return named or own
-    raise NotAllowed(
-        f"This server was started for the course {own[:100]!a}, but asks for a slice of {named[:100]!a}.",
-        "Start a server for that course, or leave GPU_POOL_COURSE as it was when the server started.",
-    )
 
 
 class Identify(Protocol):

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 from tornado.httputil import HTTPServerRequest
 from tornado.iostream import IOStream
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.service.tokens import Client
 from gpu_pool_client import BadRequest, OverQuota, PoolUnreachable
 from gpu_pool_client._log import RareWarnings

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from gpu_pool.audit import asks
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.courses import (
     BadCourseFile,
     CourseFile,
@@ -144,7 +144,7 @@ class CourseEditor:
     ) -> tuple[CourseVersion, ...]:
         """Return the latest versions of a course's file, the last first."""
         await self.require(caller, name)
-        return await self._pool.course_versions(name, most, before)
+        return await self._pool.core.course_versions(name, most, before)
 
     async def check(
         self, caller: Caller, name: str, data: bytes, students: ClassSize | None
@@ -197,8 +197,8 @@ class CourseEditor:
     async def _audit_text_change(self, name: str, before: CourseFile | None) -> None:
         """Write down a save by which no course changes: all others are told as they take effect."""
         now = (await self._folder.looked()).usable.get(name)
-        if self._pool.audit is not None and now == before:
-            self._pool.audit.write("course", {"course": name, "change": "text"}, asks())
+        if self._pool.core.audit is not None and now == before:
+            self._pool.core.audit.write("course", {"course": name, "change": "text"}, asks())
 
     async def _replace(self, caller: Caller, now: CourseFileNow, text: str) -> None:
         """Put it in place, after what it replaces and what it says have been kept."""
@@ -210,19 +210,19 @@ class CourseEditor:
             try:
                 await asyncio.to_thread(put_in_place, folder, now.file)
             except GpuPoolError:
-                await self._pool.remove_version(number)
+                await self._pool.core.remove_version(number)
                 raise
         finally:
             take_back(folder, now.file)
         # All that read it follow it at once: pages, pods, and whatever requests and grants are held to.
-        await self._pool.reread_course(now.file)
+        await self._pool.core.reread_course(now.file)
 
     async def _keep(self, caller: Caller, now: CourseFileNow, text: str) -> int:
-        last = await self._pool.course_versions(now.name, 1)
+        last = await self._pool.core.course_versions(now.name, 1)
         versions = [CourseVersion(caller.user, text, time.time())]
         if not last or last[0].text != now.text:
             versions.insert(0, CourseVersion("", now.text, time.time()))
-        return await self._pool.keep_versions(now.name, versions)
+        return await self._pool.core.keep_versions(now.name, versions)
 
     async def _reserved(self, caller: Caller, name: str) -> CourseFile | None:
         """Return the course that a change is held against; None for administrators, who may change all."""

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Final
 from weakref import WeakValueDictionary
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
+from gpu_pool.pool.for_caller import Call, Guard
+from gpu_pool.service.callers import verify_process
+from gpu_pool.service.heartbeats import is_remote_process
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import ConcurrencyLimit, RatePerMinute
+from gpu_pool_client import EndReason, Lease, OverQuota, Pool, Process
 from gpu_pool_client._log import escaped, quoted
 from gpu_pool_client._operations import Cost
 
@@ -100,6 +106,82 @@ class DecisionLog:
         finally:
             self._log.info("%s: %s: %s", _who(caller), escaped(what), *outcome or ("done",))
             self._changes.decided(caller.user)
+
+
+#: Leases whose holder is remembered before all are forgotten, and read again when they are asked about.
+_MOST_KNOWN: Final = 65_536
+
+
+class ServiceGuard(Guard):
+    """What a service does around the calls of many: it counts and limits them, and logs what is decided."""
+
+    def __init__(self, changes: LeaseChanges, log: logging.Logger, limits: CallLimits) -> None:
+        self.decisions = DecisionLog(changes, log, limits.decisions)
+        self.costs = Costs(limits)
+        #: The user of each lease, who never changes.
+        self._users: dict[str, str] = {}
+
+    @asynccontextmanager
+    async def around(self, call: Call, pool: Pool) -> AsyncIterator[None]:
+        """See ``Guard.around``."""
+        if not call.row.decision:
+            async with self.costs.of(call.row.cost, call.caller):
+                yield
+            return
+        told = {name: _told(name, each) for name, each in call.arguments.items()}
+        with self.decisions.making(call.caller, call.row.decision.format_map(told)) as outcome:
+            if call.row.cost is not Cost.REQUEST:
+                yield
+                return
+            asked_at = await self._count_request(call, pool)
+            yield
+            lease: Lease = call.answer
+            outcome.append(f"lease {lease.id} is {lease.state.value}")
+            self._remember(lease)
+            if self.costs.requests is not None and lease.requested_at < asked_at:
+                self.costs.requests.take_back(call.caller.user)
+
+    async def _count_request(self, call: Call, pool: Pool) -> float:
+        """Count a request, each of which adds to the history, and return when; a repeated one is none.
+
+        Raises ``OverQuota`` for one too many.
+        """
+        requests = self.costs.requests
+        if requests is not None and not call.caller.is_admin:
+            try:
+                requests.count(call.caller.user)
+            except OverQuota:
+                if await pool.find(call.arguments["key"]) is None:
+                    raise
+                return 0.0
+        return time.time()
+
+    async def verified(self, caller: Caller, claim: Process) -> Process:
+        """See ``Guard.verified``: by what the system says of it."""
+        return await asyncio.to_thread(verify_process, caller, claim)
+
+    async def owns(self, caller: Caller, lease_id: str, pool: Pool) -> bool:
+        """See ``Guard.owns``."""
+        if lease_id not in self._users:
+            self._remember(await pool.get_lease(lease_id))
+        return self._users[lease_id] == caller.user
+
+    def _remember(self, lease: Lease) -> None:
+        if len(self._users) >= _MOST_KNOWN:
+            self._users.clear()
+        self._users[lease.id] = lease.holder.user
+
+
+def _told(name: str, value: object) -> str:
+    """Return how an argument stands in the log of decisions; of a flag that is off, ``un``."""
+    if isinstance(value, Process):
+        # Of what is on another machine there is no pid, but a number in its place.
+        return "a process" if is_remote_process(value) else str(value.pid)
+    if isinstance(value, bool):
+        return "" if value else "un"
+    if isinstance(value, EndReason):
+        return value.value
+    return f"{value[:200]!a}" if isinstance(value, str) and name != "lease_id" else str(value)
 
 
 def _who(caller: Caller) -> str:

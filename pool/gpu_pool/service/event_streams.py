@@ -17,7 +17,7 @@ from tornado.iostream import StreamClosedError
 from tornado.util import TimeoutError as TookTooLong
 from tornado.web import RequestHandler
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.service.lease_changes import LeaseChanges, without_end_time
 from gpu_pool_client import GpuPoolError, Pool, PoolStatus
 

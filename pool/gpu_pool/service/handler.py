@@ -15,12 +15,13 @@ from tornado.util import TimeoutError as TookTooLong
 from tornado.web import HTTPError, RequestHandler
 
 from gpu_pool.audit import Actor, AuditLog, act, asks
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
+from gpu_pool.pool.for_caller import PoolForCaller
 from gpu_pool.service.callers import Identify
 from gpu_pool.service.connections import ConnectionsTaken, admit
 from gpu_pool.service.hub import HubUnreachable, UnknownToken
 from gpu_pool.service.lease_changes import ServiceStopping
-from gpu_pool.service.served_pool import PoolForCaller, ServedPool
+from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.tokens import TooManyUnknown
 from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable
 from gpu_pool_client._remote import bodies

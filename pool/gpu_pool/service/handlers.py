@@ -16,7 +16,16 @@ from gpu_pool.service.handler import Handler
 from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable
 from gpu_pool.service.rate_limits import spread
-from gpu_pool_client import BadRequest, EndReason, KernelPod, Lease, NotAllowed, PoolStatus, PoolUnreachable
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    KernelPod,
+    Lease,
+    NotAllowed,
+    Pool,
+    PoolStatus,
+    PoolUnreachable,
+)
 from gpu_pool_client._operations import Operation, Principal
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._remote.forms import Form, WireField, form_of
@@ -67,7 +76,11 @@ class OperationHandler(Handler):
         form = form_of(row)
         arguments = form.arguments(self._said(form), self.caller.user)
         named = dict(zip(form.in_path, where, strict=True))
-        await self._answer(form, await getattr(self.pool, row.name)(**named, **arguments))
+        if row.verb is Pool.positions:
+            found = await self.served.positions(self.pool)
+        else:
+            found = await getattr(self.pool, row.name)(**named, **arguments)
+        await self._answer(form, found)
 
     def _said(self, form: Form) -> dict[str, Any]:
         """Return what the client says, by the fields of the form."""
@@ -121,10 +134,12 @@ class OperationHandler(Handler):
         seconds = min(max(self.number("seconds"), 0.0), bodies.LONGEST_POLL)
         seen, last = self.get_query_argument("seen", ""), self.get_query_argument("last", "0") == "1"
         if row.name == "pod":
-            return await self.pool.pod_within(lease_id, seconds, seen)
+            return await self.served.pod_within(self.pool, lease_id, seconds, seen)
         if row.name == "watch":
-            return await self.pool.changed_within(lease_id, spread(seconds), seen)
-        return await self.pool.held_within(lease_id, seconds if last else spread(seconds), last=last)
+            return await self.served.changed_within(self.pool, lease_id, spread(seconds), seen)
+        return await self.served.held_within(
+            self.pool, lease_id, seconds if last else spread(seconds), last=last
+        )
 
     async def _while_connected(self, answer: Any) -> Any:
         """Wait for an answer, and no longer than the client stays."""

@@ -51,13 +51,13 @@ class Health:
 
     async def _find(self) -> PoolUnreachable | None:
         try:
-            await self._pool.try_writing(_WITHIN)
+            await self._pool.core.try_writing(_WITHIN)
         except PoolUnreachable as error:
             self._say(str(error))
             return error
         self._say("")
         # What the service's log says of it, too: it is in every status.
-        fault = await self._pool.device_fault()
+        fault = await self._pool.core.device_fault()
         return PoolUnreachable(fault) if fault else None
 
     def _say(self, complaint: str) -> None:

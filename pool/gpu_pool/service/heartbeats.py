@@ -28,7 +28,7 @@ def remote_process(user: str, server: str, client: str, boot: str) -> Process:
 
     It is of no pid namespace that there is, so that nobody judges it, and after
     the end of this ``boot`` it is gone like every process; after none where that is
-    empty (see ``Pool.boot``). Nothing can be done to it by its pid.
+    empty (see ``Backend.boot``). Nothing can be done to it by its pid.
     """
     return Process(_NO_PID, 0, boot, f"{_NAMESPACE}{user}/{server}/{client}")
 

@@ -26,7 +26,7 @@ from tornado.httputil import (
 from tornado.iostream import IOStream
 from tornado.web import Application
 
-from gpu_pool.caller import Peer
+from gpu_pool.audit.callers import Peer
 from gpu_pool.service.callers import ACCOUNTS, PeerIdentity, peer_of
 from gpu_pool.service.connections import (
     Connection,
@@ -143,7 +143,7 @@ class LimitedServer(HTTPServer):
 
 
 class PeerServer(LimitedServer):
-    """A request comes from the ``gpu_pool.caller.Peer`` of its connection; each person has a limit."""
+    """A request comes from the ``gpu_pool.audit.callers.Peer`` of its connection; each person has a limit."""
 
     name = "The socket"
 

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validator
 from tornado.httputil import HTTPServerRequest
 
-from gpu_pool.caller import Caller, Peer
+from gpu_pool.audit.callers import Caller, Peer
 from gpu_pool.names import is_named, name_of
 from gpu_pool.service.callers import ACCOUNTS, AccountNames, PeerName
 from gpu_pool.service.connections import client_of
@@ -132,7 +132,7 @@ class _Question:
 
 
 class HubIdentity:
-    """Knows callers by their token. ``boot`` is that of their leases, see ``Pool.boot``."""
+    """Knows callers by their token. ``boot`` is that of their leases, see ``Backend.boot``."""
 
     def __init__(
         self,

@@ -133,7 +133,7 @@ class LeaseChanges:
             with suppress(RuntimeError):  # that loop has ended
                 loop.call_soon_threadsafe(self._decided.set)
 
-        self._pool.on_change(tell)
+        self._pool.core.reconciler.on_change.append(tell)
         while True:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._decided.wait(), self._look_every)

@@ -164,10 +164,10 @@ class Metrics:
             known = frozenset(await asyncio.to_thread(self._courses))
             self._count(status, rows, known)
         now = CollectorRegistry()
-        readings = await self._pool.look_at_devices([each.device for each in status.devices])
+        readings = await self._pool.core.look_at_devices([each.device for each in status.devices])
         now.register(_Now(status, readings, known, time.time()))
-        now.register(_Audited(self._pool.audit))
-        now.register(_Reconciled(self._pool.step_counts))
+        now.register(_Audited(self._pool.core.audit))
+        now.register(_Reconciled(self._pool.core.reconciler.counts))
         return generate_latest(self._registry) + generate_latest(now), CONTENT_TYPE_PLAIN_0_0_4
 
     def _count(self, status: PoolStatus, rows: Sequence[EndedLease], known: frozenset[str]) -> None:

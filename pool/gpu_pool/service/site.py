@@ -73,7 +73,7 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
     Of one address at most ``most_waiting`` requests wait for the Hub to say whose their tokens are.
     """
     identity = HubIdentity(
-        place.hub, options.admins, options.pool.boot, most_waiting=most_waiting, log=options.log
+        place.hub, options.admins, options.pool.backend.boot, most_waiting=most_waiting, log=options.log
     )
     login = hub_login(place)
     shared = Shared(
@@ -111,5 +111,7 @@ def _dashboard(options: ApiOptions) -> Dashboard:
     editor = None
 
     if options.folder is not None:
-        editor = CourseEditor(options.pool, options.folder, options.settings.rules, options.served.decisions)
+        editor = CourseEditor(
+            options.pool, options.folder, options.settings.rules, options.served.guard.decisions
+        )
     return Dashboard(options.streams, courses, options.settings.sharing, editor)

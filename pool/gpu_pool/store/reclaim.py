@@ -1,15 +1,17 @@
 """Which leases are over because their process is gone or their deadline has passed.
 
-It is judged for whoever reads a lease, and written for good by the pool: both by :func:`why_over`.
+It is judged for whoever reads a lease, and written for good by the pool: both by :func:`why_over`. What
+ends leases and serves the queue by itself is here, each a transaction of the store.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database, Row
 from gpu_pool.store.lease_table import read_process
 from gpu_pool.store.locks import LivenessLocks
@@ -18,8 +20,6 @@ from gpu_pool_client import EndReason
 #: Seconds by which the pool is later than whoever ends a kernel at the end of its longest
 #: lease: a kernel should have ended before its slice is given to another.
 _MARGIN: Final = 30.0
-#: Ends the lease of a row.
-End: TypeAlias = Callable[[sqlite3.Row, EndReason], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +30,15 @@ class Findings:
     dead: frozenset[str] = frozenset()
     #: Whether a deadline has passed.
     overdue: bool = False
+    #: Whether there is no lease that has not ended.
+    nothing_lives: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.dead) or self.overdue
 
 
-def look(database: Database, now: float) -> Findings:
-    """Look at every process that keeps a lease alive, without holding up writers."""
-    with database.snapshot():
-        lives = [row["life"].rpartition(" ") for row in database.run("lives")]
-        overdue = database.one("overdue", now=now, margin=_MARGIN) is not None
-    dead = frozenset(
-        text for text, _, liveness_lock in lives if _is_dead(text, liveness_lock, database.liveness)
-    )
-    return Findings(dead, overdue)
-
-
 def over(database: Database, findings: Findings, now: float) -> dict[str, EndReason]:
-    """Return why leases are over that the findings call for, by id: what :func:`end_gone` and others end."""
+    """Return why leases are over that the findings call for, by id: what the pool and others end."""
     found: dict[str, EndReason] = {}
     if findings.overdue:
         for row in _overdue(database, now):
@@ -86,29 +77,6 @@ def _has_grace(row: Row) -> bool:
     return grace > 0 and bool(read_process(row["keeper"]).is_alive())
 
 
-def end_overdue(database: Database, now: float, end: End) -> None:
-    """End what is overdue, inside the caller's transaction."""
-    for row in _overdue(database, now):
-        end(row, EndReason(row["why"]))
-
-
-def end_gone(database: Database, dead: Collection[str], now: float, end: End) -> None:
-    """End what was kept alive by processes that are dead, inside the caller's transaction.
-
-    A lease is ended for the exact process that was seen dead, so one that has
-    another by now is left alone. Where its holder may attach another one, that has to be within the grace.
-    """
-    for row in database.run("processes").fetchall():
-        if (row["process"] or row["keeper"]) not in dead:
-            continue
-        reason = why_over(row, dead, now)
-        if reason is not None:
-            end(row, reason)
-        else:
-            values = {"deadline": now + row["grace"], "reason": EndReason.PROCESS_GONE.value}
-            database.run("detach", {"number": row["number"], **values})
-
-
 def _overdue(database: Database, now: float) -> list[sqlite3.Row]:
     return database.run("overdue", {"now": now, "margin": _MARGIN}).fetchall()
 
@@ -120,3 +88,107 @@ def _is_dead(text: str, liveness_lock: str, liveness: LivenessLocks) -> bool:
         # when its keeper's sign of life has gone, for then nobody is left there who looks.
         return not liveness.beats(int(liveness_lock))
     return alive is False
+
+
+def end(store: StoreContext, row: sqlite3.Row, reason: EndReason, *, asked: bool = False) -> None:
+    """End the lease of a row, inside the caller's transaction; ``asked`` if somebody asked for it."""
+    parts = store.devices.read(row["slices"])
+    store.use.add(row)
+    store.history.add(row, reason)
+    store.devices.count("give_back", parts)
+    why = {"reason": row["ending"] or reason.value, "message": row["notice"] or None}
+    store.db.audit_buffer.decided("ended", row, parts, why, asked=asked)
+
+
+def leads(store: StoreContext, unless_within: float) -> bool:
+    """Whether it is for this process to end what is over, and to serve the queue as time passes.
+
+    It is where no other process does, or where the one that does has not for so many seconds: it
+    may stand still.
+    """
+    if store.db.liveness.reconciles():
+        return True
+    with store.db.snapshot():
+        age = store.clock.uptime() - store.db.one("looked_at")[0]
+    return not 0 <= age < unless_within
+
+
+def find(store: StoreContext) -> Findings:
+    """Return which processes that keep leases alive are gone, and whether deadlines have passed.
+
+    Every such process is looked at, without holding up writers.
+    """
+    liveness = store.db.liveness
+    with store.db.snapshot():
+        lives = [row["life"].rpartition(" ") for row in store.db.run("lives")]
+        overdue = store.db.one("overdue", now=store.clock.uptime(), margin=_MARGIN) is not None
+    dead = frozenset(text for text, _, liveness_lock in lives if _is_dead(text, liveness_lock, liveness))
+    return Findings(dead, overdue, nothing_lives=not lives)
+
+
+def somebody_waits(store: StoreContext) -> bool:
+    """Whether anybody is in the queue."""
+    with store.db.snapshot():
+        return bool(store.db.one("count_waiters")[0])
+
+
+def end_gone(store: StoreContext, findings: Findings) -> bool:
+    """End what was kept alive by processes that are gone; return whether there was any."""
+    if not findings.dead:
+        return False
+    with store.db.transaction(store.give_up_at):
+        _end_dead(store, findings.dead)
+    return True
+
+
+def end_overdue(store: StoreContext, findings: Findings) -> bool:
+    """End what is past its deadline, or its longest time; return whether there was any."""
+    if not findings.overdue:
+        return False
+    with store.db.transaction(store.give_up_at):
+        _end_late(store)
+    return True
+
+
+def serve_queue(store: StoreContext, *, tell: bool = True) -> bool:
+    """Grant to those whose turn has come, as time decides too; return whether there was any.
+
+    ``tell`` if other processes are to know by it that this one leads.
+    """
+    with store.db.transaction(store.give_up_at):
+        if tell:
+            store.db.run("set_looked_at", {"now": store.clock.uptime()})
+        return store.queue.serve() > 0
+
+
+def end_over(store: StoreContext) -> None:
+    """End what is over, and serve the queue if anything was: before whoever asks has to wait."""
+    findings = find(store)
+    if findings:
+        with store.db.transaction(store.give_up_at):
+            _end_late(store)
+            _end_dead(store, findings.dead)
+            store.queue.serve()
+
+
+def _end_late(store: StoreContext) -> None:
+    for row in _overdue(store.db, store.clock.uptime()):
+        end(store, row, EndReason(row["why"]))
+
+
+def _end_dead(store: StoreContext, dead: Collection[str]) -> None:
+    """End what was kept alive by processes that are dead.
+
+    A lease is ended for the exact process that was seen dead, so one that has
+    another by now is left alone. Where its holder may attach another one, that has to be within the grace.
+    """
+    now = store.clock.uptime()
+    for row in store.db.run("processes").fetchall():
+        if (row["process"] or row["keeper"]) not in dead:
+            continue
+        reason = why_over(row, dead, now)
+        if reason is not None:
+            end(store, row, reason)
+        else:
+            values = {"deadline": now + row["grace"], "reason": EndReason.PROCESS_GONE.value}
+            store.db.run("detach", {"number": row["number"], **values})

@@ -75,11 +75,11 @@ async def test_a_full_disk_stops_no_decision_and_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with embedded(tmp_path / "store.db", audit_log="/dev/full") as pool:
-        assert pool.audit is not None
-        before = pool.audit.lost
+        assert pool.core.audit is not None
+        before = pool.core.audit.lost
         await take(pool, "2%", "one")
         await take(pool, "2%", "two")
-        assert pool.audit.lost == before + 2
+        assert pool.core.audit.lost == before + 2
         assert len((await pool.status()).leases) == 2
     assert caplog.text.count("/dev/full cannot be written: No space left on device") == 1
 

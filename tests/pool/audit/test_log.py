@@ -133,9 +133,9 @@ async def test_a_course_file_in_force_anew_is_told_with_who_edited_it(tmp_path: 
         await take(pool, "2%", "key", Holder("ada", "ml"))
         (files / "ml.yaml").write_text(_COURSE.replace("2%", "5%"))
         with acting(Actor("turing", "token")):
-            await pool.reread_course("ml.yaml")
+            await pool.core.reread_course("ml.yaml")
         (files / "nlp.yaml").write_text(_COURSE)
-        await pool.reread_course("nlp.yaml")
+        await pool.core.reread_course("nlp.yaml")
     assert told(log, "course", "change", "by")[1:] == [
         ("course", "ml", "changed", "turing"),
         ("course", "nlp", "added", None),
@@ -220,4 +220,4 @@ async def test_many_who_ask_at_once_are_told_by_their_own_names(tmp_path: Path, 
 async def test_without_a_file_nothing_is_written(tmp_path: Path) -> None:
     async with embedded(tmp_path / "store.db") as pool:
         await pool.release(await take(pool, "2%", "key"), EndReason.RELEASED)
-        assert pool.audit is None
+        assert pool.core.audit is None

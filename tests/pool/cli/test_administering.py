@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gpu_pool.pool.pool import Pool
-from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store import leases
 from gpu_pool_client import Failure, connect
 from support.terminal import Terminal
 
@@ -63,7 +63,7 @@ def test_how_a_kernel_failed_in_its_pod_is_told_by_why_and_history(terminal: Ter
             failure = Failure(
                 1.0, "It ended with status 1. Its last output: no torch", "pod-1", "n1", "lab:1"
             )
-            await pool.store.run(LeaseStore.record_failure, lease_id, failure)
+            await pool.store.run(leases.record_failure, lease_id, failure)
 
     lease_id = terminal.hold("2%")
     asyncio.run(fail())

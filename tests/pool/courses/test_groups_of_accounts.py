@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.caller import Peer
+from gpu_pool.audit.callers import Peer
 from gpu_pool.courses.access import system_groups
 from gpu_pool.courses.admission import CourseAdmission
 from gpu_pool.service.callers import ACCOUNTS, PeerIdentity
 from gpu_pool.service.hub import named_by
 from gpu_pool.settings import PoolSettings
-from gpu_pool_client import Holder, Process
+from gpu_pool_client import Process
 
 #: An account that every system has, and its groups.
 UID = 65534
@@ -42,4 +42,4 @@ async def test_groups_are_those_of_the_account_that_asks(
     caller = identity.caller(Peer(uid, Process.current(), contained))
     assert caller.user == user
     courses = CourseAdmission(PoolSettings(courses_dir=str(tmp_path)))
-    assert await courses.groups(Holder(user=caller.user), caller) == found
+    assert await courses.groups(caller.account or caller.user) == found

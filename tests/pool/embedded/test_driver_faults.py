@@ -42,7 +42,7 @@ async def main():
         status = await pool.status()
         told["note"] = status.note
         told["still held"] = any(lease.id == held.id for lease in status.leases)
-        told["fault"] = await pool.device_fault()
+        told["fault"] = await pool.core.device_fault()
         await pool.park(held.id)
         told["resumed"] = (await pool.resume(held.id)).state is LeaseState.HELD
         show(good)

@@ -16,9 +16,10 @@ import pytest
 from gpu_pool.clock import Clock
 from gpu_pool.embedded.pool import store_path
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, reclaim, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import StoreUnusable
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.locks import FairLock
 from gpu_pool_client import (
     BadRequest,
@@ -141,15 +142,15 @@ async def test_a_request_that_fails_ends_nothing_that_another_of_its_key_was_gra
 async def test_the_history_keeps_how_long_what_was_held_and_why_it_ended(tmp_path: Path) -> None:
     path, now = tmp_path / "store.db", [1000.0]
     database = Database(path)
-    lease_store = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
-    lease_store.register([V100])
-    lease = lease_store.request(parse_request("50%"), ME, "key")
+    lease_store = StoreContext(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    registration.register(lease_store, [V100])
+    lease = requests.decide(lease_store, parse_request("50%"), ME, "key")
     now[0] += 60
-    lease_store.park(lease.id)
+    leases.lend(lease_store, lease.id)
     now[0] += 1000
-    lease_store.resume(lease.id)
+    leases.queue_again(lease_store, lease.id)
     now[0] += 30
-    lease_store.release(lease.id, EndReason.REVOKED)
+    leases.end_lease(lease_store, lease.id, EndReason.REVOKED)
     database.close()
     with sqlite3.connect(path) as store:
         row = store.execute("SELECT held_seconds, ended_at, reason, slices, user FROM history").fetchone()
@@ -160,20 +161,24 @@ async def test_the_history_keeps_how_long_what_was_held_and_why_it_ended(tmp_pat
 async def test_a_grant_that_nobody_picks_up_ends(tmp_path: Path) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    lease_store = LeaseStore(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
-    lease_store.register([V100])
-    first = lease_store.request(parse_request("1"), ME, "first")
-    second = lease_store.request(parse_request("1"), ME, "second")
+    lease_store = StoreContext(
+        database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0])
+    )
+    registration.register(lease_store, [V100])
+    first = requests.decide(lease_store, parse_request("1"), ME, "first")
+    second = requests.decide(lease_store, parse_request("1"), ME, "second")
     now[0] += 119
-    lease_store.end_over()
-    assert lease_store.lease(second.id).state is LeaseState.WAITING
+    reclaim.end_over(lease_store)
+    assert leases.read(lease_store, second.id).state is LeaseState.WAITING
     now[0] += 2
-    lease_store.end_over()
-    assert lease_store.lease(first.id).end_reason is EndReason.NEVER_ATTACHED
-    assert lease_store.lease(second.id).state is LeaseState.HELD
+    reclaim.end_over(lease_store)
+    assert leases.read(lease_store, first.id).end_reason is EndReason.NEVER_ATTACHED
+    assert leases.read(lease_store, second.id).state is LeaseState.HELD
     now[0] += 119
-    lease_store.end_over()
-    assert lease_store.lease(second.id).state is LeaseState.HELD, "its own time began when it was granted"
+    reclaim.end_over(lease_store)
+    assert leases.read(lease_store, second.id).state is LeaseState.HELD, (
+        "its own time began when it was granted"
+    )
     database.close()
 
 
@@ -191,33 +196,35 @@ async def test_renewing_does_not_prolong_what_nothing_is_attached_to(
 ) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    lease_store = LeaseStore(database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0]))
-    lease_store.register([V100])
-    lease = lease_store.request(parse_request("1"), ME, "key")
+    lease_store = StoreContext(
+        database, PoolSettings(attach_within=120), Clock(lambda: now[0], lambda: now[0])
+    )
+    registration.register(lease_store, [V100])
+    lease = requests.decide(lease_store, parse_request("1"), ME, "key")
     for ttl in renewals:
-        lease_store.renew(lease.id, ttl)
+        leases.set_deadline(lease_store, lease.id, ttl)
     now[0] += after
-    lease_store.end_over()
-    assert lease_store.lease(lease.id).end_reason is reason
+    reclaim.end_over(lease_store)
+    assert leases.read(lease_store, lease.id).end_reason is reason
     database.close()
 
 
 async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    lease_store = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
-    lease_store.register([V100])
-    lease = lease_store.request(parse_request("1"), ME, "key")
+    lease_store = StoreContext(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    registration.register(lease_store, [V100])
+    lease = requests.decide(lease_store, parse_request("1"), ME, "key")
     dead = replace(Process.current(), start=1)
-    lease_store.attach(lease.id, dead, ready_within=None, grace=10)
-    lease_store.end_over()
-    lease_store.renew(lease.id, None)
+    leases.bind_process(lease_store, lease.id, dead, ready_within=None, grace=10)
+    reclaim.end_over(lease_store)
+    leases.set_deadline(lease_store, lease.id, None)
     now[0] += 9
-    lease_store.end_over()
-    assert lease_store.lease(lease.id).state is LeaseState.HELD
+    reclaim.end_over(lease_store)
+    assert leases.read(lease_store, lease.id).state is LeaseState.HELD
     now[0] += 2
-    lease_store.end_over()
-    assert lease_store.lease(lease.id).end_reason is EndReason.PROCESS_GONE
+    reclaim.end_over(lease_store)
+    assert leases.read(lease_store, lease.id).end_reason is EndReason.PROCESS_GONE
     database.close()
 
 
@@ -227,19 +234,21 @@ async def test_renewing_does_not_prolong_the_grace_after_a_death(tmp_path: Path)
 async def test_what_is_about_to_end_is_not_parked(tmp_path: Path, why: str, reason: EndReason) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    lease_store = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
-    lease_store.register([V100])
-    lease = lease_store.request(parse_request("1"), ME, "key")
+    lease_store = StoreContext(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    registration.register(lease_store, [V100])
+    lease = requests.decide(lease_store, parse_request("1"), ME, "key")
     if reason is EndReason.PROCESS_GONE:
-        lease_store.attach(lease.id, replace(Process.current(), start=1), ready_within=None, grace=10)
-        lease_store.end_over()
+        leases.bind_process(
+            lease_store, lease.id, replace(Process.current(), start=1), ready_within=None, grace=10
+        )
+        reclaim.end_over(lease_store)
     else:
-        lease_store.attach(lease.id, Process.current(), ready_within=10, grace=0)
+        leases.bind_process(lease_store, lease.id, Process.current(), ready_within=10, grace=0)
     with pytest.raises(NotAllowed, match=f"cannot be lent to others: its process {why}"):
-        lease_store.park(lease.id)
+        leases.lend(lease_store, lease.id)
     now[0] += 11
-    lease_store.end_over()
-    assert lease_store.lease(lease.id).end_reason is reason
+    reclaim.end_over(lease_store)
+    assert leases.read(lease_store, lease.id).end_reason is reason
     database.close()
 
 
@@ -247,16 +256,16 @@ async def test_what_is_about_to_end_is_not_parked(tmp_path: Path, why: str, reas
 async def test_parking_lifts_no_deadline(tmp_path: Path, ttl: float | None, reason: EndReason) -> None:
     now = [1000.0]
     database = Database(tmp_path / "store.db")
-    lease_store = LeaseStore(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
-    lease_store.register([V100])
-    lease = lease_store.request(parse_request("1"), ME, "key")
+    lease_store = StoreContext(database, PoolSettings(), Clock(lambda: now[0], lambda: now[0]))
+    registration.register(lease_store, [V100])
+    lease = requests.decide(lease_store, parse_request("1"), ME, "key")
     if ttl is not None:
-        lease_store.attach(lease.id, Process.current(), ready_within=None, grace=0)
-        lease_store.renew(lease.id, ttl)
-    assert lease_store.park(lease.id).state is LeaseState.PARKED
+        leases.bind_process(lease_store, lease.id, Process.current(), ready_within=None, grace=0)
+        leases.set_deadline(lease_store, lease.id, ttl)
+    assert leases.lend(lease_store, lease.id).state is LeaseState.PARKED
     now[0] += 121
-    lease_store.end_over()
-    assert lease_store.lease(lease.id).end_reason is reason
+    reclaim.end_over(lease_store)
+    assert leases.read(lease_store, lease.id).end_reason is reason
     database.close()
 
 
@@ -264,19 +273,19 @@ def test_one_of_those_who_share_a_store_keeps_it_in_order(tmp_path: Path) -> Non
     now = [1000.0]
     clock = Clock(lambda: now[0], lambda: now[0])
     databases = [Database(tmp_path / "store.db") for _ in range(3)]
-    first, second, third = [LeaseStore(each, PoolSettings(), clock) for each in databases]
-    first.register([V100])
+    first, second, third = [StoreContext(each, PoolSettings(), clock) for each in databases]
+    registration.register(first, [V100])
     for key in ("held", "waits"):
-        first.request(parse_request("1"), ME, key)
-    assert first.leads(2.5)
-    first.serve_queue()
-    assert [each.leads(2.5) for each in (second, third, first)] == [False, False, True]
+        requests.decide(first, parse_request("1"), ME, key)
+    assert reclaim.leads(first, 2.5)
+    reclaim.serve_queue(first)
+    assert [reclaim.leads(each, 2.5) for each in (second, third, first)] == [False, False, True]
     now[0] += 3  # it stands still, and somebody waits
-    assert second.leads(2.5)
-    second.serve_queue()
-    assert not third.leads(2.5)
+    assert reclaim.leads(second, 2.5)
+    reclaim.serve_queue(second)
+    assert not reclaim.leads(third, 2.5)
     databases[0].close()  # as at its end
-    assert third.leads(2.5)
+    assert reclaim.leads(third, 2.5)
     for database in databases[1:]:
         database.close()
 

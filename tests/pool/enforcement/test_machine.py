@@ -30,11 +30,8 @@ from gpu_pool_client import (
     Strength,
     parse_request,
 )
-from support.passes import no_passes
+from support.passes import NO_PASSES
 from support.pools import ME, V100, device, embedded, key
-
-__all__ = ["no_passes"]
-pytestmark = pytest.mark.usefixtures("no_passes")
 
 HALF = parse_request("50%")
 
@@ -85,7 +82,9 @@ def pool(
     path: Path, *tiers: Tier, devices: Sequence[Device] = (V100,), settings: PoolSettings | None = None
 ) -> Pool:
     inventory = Inventory(tuple(devices), "test")
-    return local_pool(path, settings or PoolSettings(), lambda: inventory, Isolation(lambda _: tiers))
+    return local_pool(
+        path, settings or PoolSettings(tuning=NO_PASSES), lambda: inventory, Isolation(lambda _: tiers)
+    )
 
 
 async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_has_ended(
@@ -101,7 +100,7 @@ async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_h
         await opened.attach(first.id, Process.current())
         await opened.release(first.id)
         assert tier.told[3:] == [f"attach {Process.current().pid}"]
-        await opened.reconcile()
+        await opened.core.reconciler.once()
         assert tier.told[4:] == ["close 50%"]
 
 
@@ -125,7 +124,7 @@ async def test_a_request_that_is_cancelled_while_its_slice_is_opened_leaves_noth
             await asking
         may_open.set()
         assert (await opened.status()).leases == ()
-        await opened.reconcile()
+        await opened.core.reconciler.once()
         assert tier.told[-2:] == ["open 50%", "close 50%"]
         assert [ended.reason for ended in await opened.history()] == [EndReason.WITHDRAWN]
 
@@ -213,7 +212,7 @@ async def test_a_tier_that_does_not_answer_is_told_in_words(
 async def test_a_tier_that_cannot_be_mended_keeps_nobody_from_looking(tmp_path: Path) -> None:
     tier = Recorder(fails="tend")
     async with pool(tmp_path / "store.db", tier) as opened:
-        await opened.reconcile()
+        await opened.core.reconciler.once()
         assert (await opened.status()).leases == ()
         assert "tend" in tier.told
 
@@ -229,7 +228,7 @@ async def test_after_a_restart_exactly_what_is_held_is_enforced(tmp_path: Path) 
         assert again.told == ["prepare", "recover 1"]
         assert lease.environment["LIMIT"] == "16384"
         await opened.release(kept.id)
-        await opened.reconcile()
+        await opened.core.reconciler.once()
         assert again.told[2:] == ["close 50%"]
 
 
@@ -253,7 +252,9 @@ async def test_the_weakest_statement_holds_for_a_lease_on_devices_of_several_tie
     firm, counted = Recorder(), Accounting()
     isolation = Isolation(lambda each: (firm if each.uuid == first.uuid else counted,))
     inventory = Inventory((first, second), "test")
-    async with local_pool(tmp_path / "l.db", PoolSettings(), lambda: inventory, isolation) as opened:
+    async with local_pool(
+        tmp_path / "l.db", PoolSettings(tuning=NO_PASSES), lambda: inventory, isolation
+    ) as opened:
         lease = await opened.request(parse_request("2x50%"), ME, key())
         assert lease.enforcement.memory.strength is Strength.NONE
         assert firm.told[2:] == ["open 2x50%"]
@@ -261,7 +262,7 @@ async def test_the_weakest_statement_holds_for_a_lease_on_devices_of_several_tie
 
 async def test_a_mig_instance_is_divided_by_the_hardware_and_chosen_by_the_process(tmp_path: Path) -> None:
     instance = replace(device(0), mig_profile="1g.5gb", memory_mib=4864, milli=142)
-    async with embedded(tmp_path / "store.db", instance) as opened:
+    async with embedded(tmp_path / "store.db", instance, tuning=NO_PASSES) as opened:
         lease = await opened.request(parse_request("2%"), ME, key())
         limits = lease.describe_limits()
     assert (

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import local_pool
-from gpu_pool.pool.pool import Pool as ThePool
+from gpu_pool.pool.pool import Pool as GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
@@ -39,7 +39,7 @@ def pid(driver: Driver) -> Iterator[int]:
         yield pid
 
 
-def open_pool(folder: Path, driver: Driver, **settings: object) -> ThePool:
+def open_pool(folder: Path, driver: Driver, **settings: object) -> GpuPool:
     inventory = Inventory((H100,), "test")
     tuning = Tuning(cuda_device=str(driver.uvm), memory_free_within=0, restored_every=0.0)
     return local_pool(folder / "store.db", PoolSettings(tuning=tuning, **settings), lambda: inventory)

@@ -11,8 +11,8 @@ from gpu_pool.policy.admission import check
 from gpu_pool.policy.queue import Policy, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.pool.pool import Pool
+from gpu_pool.store import registration, requests
 from gpu_pool.store.device_table import ForeignUse
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import DeviceStatus, LeaseState, NeverFits, TimedOut, parse_request
 from support.pools import ME, device, embedded, take
 
@@ -66,7 +66,7 @@ async def pool(tmp_path: Path) -> Pool:
 
 async def others(pool: Pool, **found: ForeignUse) -> None:
     uuids = {f"d{each.index}": each.uuid for each in (device(0), device(1))}
-    await pool.store.run(LeaseStore.set_others, {uuids[name]: other for name, other in found.items()})
+    await pool.store.run(registration.set_others, {uuids[name]: other for name, other in found.items()})
 
 
 async def test_what_others_have_is_not_free_and_serves_the_line_once_it_is(pool: Pool) -> None:
@@ -102,14 +102,14 @@ async def test_a_closed_device_stays_closed_whatever_an_administrator_says(pool:
 async def test_a_request_for_some_devices_waits_for_these(pool: Pool) -> None:
     request = parse_request("60%")
     only = [device(1).uuid]
-    first = await pool.store.run(LeaseStore.request, request, ME, "first", None, only)
+    first = await pool.store.run(requests.decide, request, ME, "first", only)
     assert first.slices[0].device.index == 1
-    second = await pool.store.run(LeaseStore.request, request, ME, "second", None, only)
+    second = await pool.store.run(requests.decide, request, ME, "second", only)
     assert second.state is LeaseState.WAITING
     with pytest.raises(TimedOut, match="40% and"):
         await pool.wait(second.id, 0)
     with pytest.raises(NeverFits):
-        await pool.store.run(LeaseStore.request, TWO, ME, "third", None, only)
+        await pool.store.run(requests.decide, TWO, ME, "third", only)
     await pool.release(first.id)
     assert (await pool.get_lease(second.id)).slices[0].device.index == 1
     await pool.close()

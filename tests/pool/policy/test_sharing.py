@@ -10,8 +10,9 @@ import pytest
 
 from gpu_pool.clock import Clock
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, reclaim, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import EndReason, Holder, Lease, LeaseState, NotAllowed, OverQuota, parse_request
 from support.pools import device
 
@@ -27,18 +28,20 @@ class Pool:
         self._database = Database(path)
         # Leases of tests are attached to nothing.
         chosen = PoolSettings(attach_within="3650d", **settings)
-        self.lease_store = LeaseStore(self._database, chosen, Clock(lambda: self.now, lambda: self.now))
-        self.lease_store.register([device(index) for index in range(gpus)])
+        self.lease_store = StoreContext(self._database, chosen, Clock(lambda: self.now, lambda: self.now))
+        registration.register(self.lease_store, [device(index) for index in range(gpus)])
 
     def ask(self, text: str, user: str = "ada", course: str | None = None) -> Lease:
         self.now += 0.001
-        return self.lease_store.request(parse_request(text), Holder(user, course), f"{user}-{self.now}")
+        return requests.decide(
+            self.lease_store, parse_request(text), Holder(user, course), f"{user}-{self.now}"
+        )
 
     def state(self, lease: Lease) -> LeaseState:
-        return self.lease_store.lease(lease.id).state
+        return leases.read(self.lease_store, lease.id).state
 
     def end(self, lease: Lease) -> None:
-        self.lease_store.release(lease.id, EndReason.RELEASED)
+        leases.end_lease(self.lease_store, lease.id, EndReason.RELEASED)
 
     def close(self) -> None:
         self._database.close()
@@ -63,7 +66,7 @@ def test_a_request_that_has_waited_long_is_not_overtaken_any_more(pools: Any) ->
     whole = pool.ask("1")
     assert pool.state(pool.ask("2%", "eve")) is LeaseState.HELD
     pool.now += 601
-    pool.lease_store.serve_queue()
+    reclaim.serve_queue(pool.lease_store)
     pool.end(half[1])
     assert pool.state(whole) is LeaseState.HELD
 
@@ -85,7 +88,7 @@ def test_all_of_a_course_may_be_batch_work(pools: Any) -> None:
     pool = pools(courses={"grading": {"priority": 9, "batch": True}, "class": {}})
     held = pool.ask("1", "ada", "class")
     graders, student = pool.ask("1", "eve", "grading"), pool.ask("1", "bob", "class")
-    assert pool.lease_store.lease(graders.id).holder.batch
+    assert leases.read(pool.lease_store, graders.id).holder.batch
     pool.end(held)
     assert [pool.state(lease) for lease in (graders, student)] == [LeaseState.WAITING, LeaseState.HELD]
 
@@ -103,7 +106,7 @@ def test_places_in_line_are_the_order_of_turn(pools: Any) -> None:
     pool = pools(courses={"urgent": {"priority": 1}, "other": {}})
     pool.ask("1", "bob", "other")
     later, sooner = pool.ask("1", "ada", "other"), pool.ask("1", "eve", "urgent")
-    assert [pool.lease_store.lease(lease.id).position for lease in (sooner, later)] == [1, 2]
+    assert [leases.read(pool.lease_store, lease.id).position for lease in (sooner, later)] == [1, 2]
 
 
 def test_the_longest_lease(pools: Any) -> None:
@@ -112,21 +115,23 @@ def test_the_longest_lease(pools: Any) -> None:
     waiting = pool.ask("2%", course="ml101")
     assert lease.terms.ends_at == pytest.approx(START + 7200, abs=1)
     pool.now += 7200
-    pool.lease_store.end_over()
+    reclaim.end_over(pool.lease_store)
     assert pool.state(lease) is LeaseState.HELD, "whoever ends the kernel has a moment to do so"
     pool.now += 31
-    pool.lease_store.end_over()
-    assert pool.lease_store.lease(lease.id).end_reason is EndReason.TOO_LONG
-    assert pool.lease_store.lease(waiting.id).terms.ends_at == pytest.approx(pool.now + 7200, abs=1)
+    reclaim.end_over(pool.lease_store)
+    assert leases.read(pool.lease_store, lease.id).end_reason is EndReason.TOO_LONG
+    assert leases.read(pool.lease_store, waiting.id).terms.ends_at == pytest.approx(pool.now + 7200, abs=1)
 
 
 def test_parked_time_does_not_count(pools: Any) -> None:
     pool = pools(courses={"ml101": {"longest_lease": "2h"}})
     lease = pool.ask("1", course="ml101")
     pool.now += 3600
-    assert pool.lease_store.park(lease.id).terms.ends_at is None
+    assert leases.lend(pool.lease_store, lease.id).terms.ends_at is None
     pool.now += 36_000
-    assert pool.lease_store.resume(lease.id).terms.ends_at == pytest.approx(pool.now + 3600, abs=1)
+    assert leases.queue_again(pool.lease_store, lease.id).terms.ends_at == pytest.approx(
+        pool.now + 3600, abs=1
+    )
 
 
 def test_a_course_that_does_not_exist(pools: Any) -> None:
@@ -160,7 +165,7 @@ def test_over_quota_is_told_apart_from_full(pools: Any, settings: dict[str, Any]
         pool.ask("50%", course="ml101")
     with pytest.raises(OverQuota):
         pool.ask("50%", course="of my own invention" if "courses" not in settings else "ml101")
-    assert not pool.lease_store.status("").queue
+    assert not leases.status(pool.lease_store, "").queue
     pool.end(first)
     assert pool.ask("50%", course="ml101").state is LeaseState.HELD
 

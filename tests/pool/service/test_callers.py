@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.caller import Caller, Peer
+from gpu_pool.audit.callers import Caller, Peer
 from gpu_pool.service.callers import AccountNames, PeerIdentity, peer_of, verify_process
 from gpu_pool_client import NotAllowed, Process
 from support.pools import identity, running

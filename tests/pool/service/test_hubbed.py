@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.caller import Peer
+from gpu_pool.audit.callers import Peer
 from gpu_pool.service.callers import ACCOUNTS, PeerName
 from gpu_pool.service.hub import hub_place, mark_of, named_by
 from gpu_pool_client import BadRequest

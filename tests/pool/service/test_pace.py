@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.caller import Caller
-from gpu_pool.pool.pool import Pool as ThePool
+from gpu_pool.audit.callers import Caller
+from gpu_pool.pool.pool import Pool as GpuPool
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.rate_limits import RatePerMinute
@@ -59,24 +59,24 @@ def test_those_who_ask_too_much_are_remembered_whoever_else_comes() -> None:
 class Counting:
     """Knows how many questions of each user a pool has answered at once, at most."""
 
-    def __init__(self, pool: ThePool, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pool, self._read, self._foresee = pool, pool.history, pool.forecast
+    def __init__(self, pool: GpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pool = pool
         self.under_way: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
-        monkeypatch.setattr(pool, "history", self.history)
-        monkeypatch.setattr(pool, "forecast", self.forecast)
+        read, foresee = GpuPool.history, GpuPool.forecast
 
-    async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
-        with self._answering("all"), self._answering(str(user)):
-            return await self._read(since, user=user)
+        async def history(pool: GpuPool, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
+            with self._answering("all"), self._answering(str(user)):
+                return await read(pool, since, user=user)
 
-    async def forecast(
-        self, request: SliceRequest, holder: Holder, *, caller: Caller | None = None
-    ) -> Outlook | None:
-        with self._answering(holder.user):
-            found = await self._foresee(request, holder, caller=caller)
-            await asyncio.sleep(0.01)
-            return found
+        async def forecast(pool: GpuPool, request: SliceRequest, holder: Holder) -> Outlook | None:
+            with self._answering(holder.user):
+                found = await foresee(pool, request, holder)
+                await asyncio.sleep(0.01)
+                return found
+
+        monkeypatch.setattr(GpuPool, "history", history)
+        monkeypatch.setattr(GpuPool, "forecast", forecast)
 
     @contextmanager
     def _answering(self, user: str) -> Iterator[None]:
@@ -92,7 +92,7 @@ async def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         yield Counting(pool, monkeypatch)
 
 
-def for_callers(pool: ThePool, *users: str) -> list[Pool]:
+def for_callers(pool: GpuPool, *users: str) -> list[Pool]:
     heartbeats = Heartbeats(10, LOG)
     served = ServedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG)
     return [served.for_caller(Caller(each, each == "root", each, Process.current())) for each in users]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_pool.caller import Peer
+from gpu_pool.audit.callers import Peer
 from gpu_pool.service.callers import AccountNames, PeerIdentity, subordinate_owner
 from gpu_pool.service.hub import named_by
 from gpu_pool_client import Process

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.service.heartbeats import Heartbeats, remote_process
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.served_pool import ServedPool

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from gpu_pool.pool.pool import Pool
-from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store import leases
 from gpu_pool_client import Failure
 from support.pools import embedded, take
 
@@ -14,7 +14,7 @@ FAILED = Failure(1.0, "It ended with status 1. Its last output: no torch", "gpu-
 
 
 async def note(pool: Pool, lease_id: str, failure: Failure) -> None:
-    await pool.store.run(LeaseStore.record_failure, lease_id, failure)
+    await pool.store.run(leases.record_failure, lease_id, failure)
 
 
 async def test_it_is_kept_while_the_lease_lives_and_after_its_end(tmp_path: Path) -> None:

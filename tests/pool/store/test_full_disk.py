@@ -41,10 +41,10 @@ async def test_the_pool_is_shown_on_a_full_disk_and_what_has_ended_is_noted_late
             assert (seen.leases, seen.note, seen.devices[0].held_milli) == ((), "", 0)
             assert (await pool.get_lease(lease)).end_reason is EndReason.PROCESS_GONE
             with pytest.raises(NoSpace):
-                await pool.reconcile()
+                await pool.core.reconciler.once()
             assert await pool.history() == []
             disk.empty()
-            await pool.reconcile()
+            await pool.core.reconciler.once()
             assert [each.id for each in await pool.history()] == [lease]
             assert (await pool.get_lease(await take(pool, "1", "all-of-it"))).state is LeaseState.HELD
 

@@ -12,9 +12,9 @@ import pytest
 from gpu_pool.clock import Clock
 from gpu_pool.policy.usage_report import has_used, line, living
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import device_table, history
+from gpu_pool.store import device_table, history, leases, records, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.usage import Measured
 from gpu_pool_client import EndReason, Holder, Process, parse_request
 from support.pools import device, embedded, take
@@ -31,13 +31,13 @@ class Days:
         self.now = 1.7e9
         self.database = Database(path)
         clock = Clock(lambda: self.now, lambda: self.now)
-        self.store = LeaseStore(self.database, PoolSettings(**settings), clock)
-        self.store.register([device(0)])
+        self.store = StoreContext(self.database, PoolSettings(**settings), clock)
+        registration.register(self.store, [device(0)])
 
     def use(self, key: str, user: str = "ada", seconds: float = 60.0) -> str:
-        lease = self.store.request(parse_request("10%"), Holder(user, process=ME), key)
+        lease = requests.decide(self.store, parse_request("10%"), Holder(user, process=ME), key)
         self.now += seconds
-        self.store.release_key(key, EndReason.RELEASED)
+        leases.end_request(self.store, key, EndReason.RELEASED)
         return lease.id
 
     def count(self, table: str) -> int:
@@ -56,16 +56,16 @@ def test_old_leases_become_sums_and_every_report_stays_right(days: Days) -> None
     for number in range(30):
         days.use(f"key-{number}", "ada" if number % 2 else "bob")
         days.now += DAY
-    while days.store.forget_old():
+    while records.forget_old(days.store):
         pass
     assert days.count("history") == 9
-    rows = days.store.history(0.0)
+    rows = records.history(days.store, 0.0)
     total = line("total", rows)
     assert (total.leases, total.people, total.reasons) == (30, 2, {"released": 30})
     assert total.gpu_hours == pytest.approx(30 * 0.1 * 60 / 3600)
-    assert line("ada", days.store.history(0.0, "ada")).leases == 15
+    assert line("ada", records.history(days.store, 0.0, "ada")).leases == 15
     # By days, too: what ended in the last twenty.
-    assert line("total", days.store.history(days.now - 20 * DAY)).leases == 19
+    assert line("total", records.history(days.store, days.now - 20 * DAY)).leases == 19
     assert [each.ended_at for each in rows] == sorted(each.ended_at for each in rows)
 
 
@@ -85,16 +85,16 @@ def test_a_user_who_asks_without_end_fills_no_disk(days: Days, monkeypatch: pyte
         days.use(f"key-{number}", seconds=1.0)
     assert days.count("history") <= 51
     assert days.count("past_use") <= 2
-    assert line("ada", days.store.history(0.0, "ada")).leases == 300
+    assert line("ada", records.history(days.store, 0.0, "ada")).leases == 300
     # Those of others are kept one by one.
-    assert [row.id != "" for row in days.store.history(0.0, "bob")] == [True]
+    assert [row.id != "" for row in records.history(days.store, 0.0, "bob")] == [True]
 
 
 def test_what_is_too_much_to_read_one_by_one_is_added_up(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         days.use(f"key-{number}")
     monkeypatch.setattr(history, "MOST_ROWS", 5)
-    rows = days.store.history(0.0)
+    rows = records.history(days.store, 0.0)
     assert [row.id == "" for row in rows] == [True, *[False] * 5]
     assert line("total", rows).leases == 30
     assert line("total", rows).gpu_hours == pytest.approx(30 * 0.1 * 60 / 3600)
@@ -103,7 +103,7 @@ def test_what_is_too_much_to_read_one_by_one_is_added_up(days: Days, monkeypatch
 def test_no_number_is_given_out_twice(days: Days) -> None:
     first = days.use("first")
     days.now += 11 * DAY
-    assert not days.store.forget_old()
+    assert not records.forget_old(days.store)
     last = days.use("last")
     assert int(last.partition("-")[0]) == int(first.partition("-")[0]) + 1
 
@@ -114,7 +114,7 @@ def test_tidying_writes_little_at_a_time(days: Days, monkeypatch: pytest.MonkeyP
     days.now += 11 * DAY
     monkeypatch.setattr(history, "AT_A_TIME", 10)
     steps = 0
-    while days.store.forget_old():
+    while records.forget_old(days.store):
         steps += 1
     assert steps == 3
     assert days.count("history") == 1
@@ -124,12 +124,12 @@ def test_what_was_measured_is_added_up(days: Days) -> None:
     for number in range(6):
         days.store.measured_use.add({days.use(f"key-{number}"): Measured(100 + number, 600.0, 6.0, 6.0)})
     days.use("unmeasured")
-    before = line("total", days.store.history(0.0))
+    before = line("total", records.history(days.store, 0.0))
     days.now += 11 * DAY
-    while days.store.forget_old():
+    while records.forget_old(days.store):
         pass
     days.use("new")
-    after = line("total", days.store.history(0.0))
+    after = line("total", records.history(days.store, 0.0))
     assert (after.peak_mib, after.measured, after.untouched) == (105, 6, 0)
     assert after.mean_mib == pytest.approx(before.mean_mib) == 100.0
 
@@ -150,13 +150,13 @@ async def test_a_parked_lease_is_in_the_report(tmp_path: Path) -> None:
 def test_devices_long_gone_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_table, "MOST_GONE", 3)
     with closing(Database(tmp_path / "store.db")) as database:
-        store = LeaseStore(database, PoolSettings())
+        store = StoreContext(database, PoolSettings())
         for number in range(20):
-            store.register([device(number)])
-        while store.forget_old():
+            registration.register(store, [device(number)])
+        while records.forget_old(store):
             pass
-        assert len(store.status("").devices) == 1
-        lease = store.request(parse_request("10%"), Holder("ada", process=ME), "key")
+        assert len(leases.status(store, "").devices) == 1
+        lease = requests.decide(store, parse_request("10%"), Holder("ada", process=ME), "key")
         assert lease.slices[0].device == device(19)
     with closing(sqlite3.connect(tmp_path / "store.db")) as found:
         assert found.execute("SELECT count(*) FROM device").fetchone() == (4,)

@@ -10,8 +10,9 @@ import pytest
 
 from gpu_pool.clock import Clock
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, reclaim, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import EndReason, Holder, Process, parse_request
 from support.pools import device
@@ -32,22 +33,22 @@ class ClockedStore:
         clock = Clock(lambda: self.now, lambda: self.now)
         tuning = Tuning(long_queue=long_queue)
         asked = PoolSettings(max_waiting=1000, attach_within=86_400.0, tuning=tuning, **settings)
-        self.lease_store = LeaseStore(self.database, asked, clock)
-        self.lease_store.register(POOL)
+        self.lease_store = StoreContext(self.database, asked, clock)
+        registration.register(self.lease_store, POOL)
 
     def ask(self, text: str, key: str, user: str = "ada", course: str | None = None) -> None:
-        self.lease_store.request(parse_request(text), Holder(user, course, process=ME), key)
+        requests.decide(self.lease_store, parse_request(text), Holder(user, course, process=ME), key)
 
     def end(self, key: str) -> None:
-        self.lease_store.release_key(key, EndReason.RELEASED)
+        leases.end_request(self.lease_store, key, EndReason.RELEASED)
 
     def held(self) -> dict[str, list[str]]:
         """Return the uuids of what is held, by key."""
-        leases = self.lease_store.status("").leases
-        return {lease.key: [part.device.uuid for part in lease.slices] for lease in leases if lease.slices}
+        told = leases.status(self.lease_store, "").leases
+        return {lease.key: [part.device.uuid for part in lease.slices] for lease in told if lease.slices}
 
     def queue(self) -> list[str]:
-        return [lease.key for lease in self.lease_store.status("").queue]
+        return [lease.key for lease in leases.status(self.lease_store, "").queue]
 
     def sort_later(self) -> None:
         """Let every decision be as where the queue has just been put in order and is long."""
@@ -57,7 +58,7 @@ class ClockedStore:
     def sort_now(self) -> None:
         with self.database.transaction():
             self.database.run("set_sorted_until", {"until": 0.0})
-        self.lease_store.serve_queue()
+        reclaim.serve_queue(self.lease_store)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_whoever_would_be_granted_something_in_a_short_queue_is_in_a_long_one(
             elif doing < 0.95:
                 clocked.end(going)
             else:
-                clocked.lease_store.drain("0", step % 2 == 0)
+                registration.close_device(clocked.lease_store, "0", step % 2 == 0)
         keys = [*short.held(), *short.queue()]
         assert long.held() == short.held()
         assert sorted(long.queue()) == sorted(short.queue())
@@ -152,7 +153,7 @@ def test_what_is_left_of_a_reservation_that_cannot_stand_is_free_at_once(clocked
     clocked.sort_later()
     clocked.ask("50%", "small", "new")
     assert "small" not in clocked.held()
-    clocked.lease_store.drain("3", drained=True)
+    registration.close_device(clocked.lease_store, "3", drained=True)
     assert clocked.held()["small"] == [POOL[2].uuid]
 
 
@@ -164,7 +165,7 @@ def test_leaving_moves_up_whoever_follows_and_writes_nothing_about_them(tmp_path
     turns = {row["number"]: row["turn"] for row in clocked.database.run("waiters").fetchall()}
     clocked.end("w1")
     assert clocked.queue() == ["w0", "w2", "w3", "w4"]
-    assert [lease.position for lease in clocked.lease_store.status("").queue] == [1, 2, 3, 4]
+    assert [lease.position for lease in leases.status(clocked.lease_store, "").queue] == [1, 2, 3, 4]
     assert all(turns[row["number"]] == row["turn"] for row in clocked.database.run("waiters").fetchall())
     clocked.database.close()
 
@@ -177,12 +178,12 @@ def test_how_long_the_wait_may_be_is_not_worked_out_for_a_long_queue(tmp_path: P
         short.end(f"past-{number}")
     short.ask("4", "all")
     short.ask("1", "next")
-    [waiting] = short.lease_store.status("").queue
-    assert short.lease_store.prospects() is not None
-    told = short.lease_store.explain(waiting.id)
+    [waiting] = leases.status(short.lease_store, "").queue
+    assert requests.prospects(short.lease_store) is not None
+    told = requests.why_waiting(short.lease_store, waiting.id)
     long = ClockedStore(tmp_path / "store.db")
     long.now = short.now
-    assert long.lease_store.prospects() is None
-    assert long.lease_store.explain(waiting.id) == told
+    assert requests.prospects(long.lease_store) is None
+    assert requests.why_waiting(long.lease_store, waiting.id) == told
     for clocked in (long, short):
         clocked.database.close()

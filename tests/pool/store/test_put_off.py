@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import NoSpace, StoreUnusable
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import EndReason, Lease, LeaseState, parse_request
 from support.pools import ME, V100
 
-Decide = Callable[[LeaseStore], object]
+Decide = Callable[[StoreContext], object]
 
 
 @pytest.fixture
@@ -25,34 +26,33 @@ async def thread(tmp_path: Path) -> AsyncIterator[StoreThread]:
     """Yield a store of one V100."""
     path = tmp_path / "store.db"
 
-    def open_store(give_up_at: float | None) -> tuple[Database, LeaseStore]:
-        database = Database(path)
-        lease_store = LeaseStore(database, PoolSettings())
-        lease_store.register([V100])
-        return database, lease_store
+    def open_store(_: float | None) -> StoreContext:
+        lease_store = StoreContext(Database(path), PoolSettings())
+        registration.register(lease_store, [V100])
+        return lease_store
 
     thread = StoreThread(path, open_store)
     yield thread
     await thread.close()
 
 
-def ask(lease_store: LeaseStore, key: str = "key") -> Lease:
-    return lease_store.request(parse_request("2%"), ME, key)
+def ask(lease_store: StoreContext, key: str = "key") -> Lease:
+    return requests.decide(lease_store, parse_request("2%"), ME, key)
 
 
-def read(lease_store: LeaseStore) -> list[str]:
-    return [lease.key for lease in lease_store.status("").leases]
+def read(lease_store: StoreContext) -> list[str]:
+    return [lease.key for lease in leases.status(lease_store, "").leases]
 
 
-def withdraw(lease_store: LeaseStore) -> None:
-    lease_store.release_key("key", EndReason.WITHDRAWN)
+def withdraw(lease_store: StoreContext) -> None:
+    leases.end_request(lease_store, "key", EndReason.WITHDRAWN)
 
 
 def failing(decide: Decide, *errors: Exception) -> Decide:
     """Return a decision that fails so, time after time, before it is made."""
     left = [*errors]
 
-    def once(lease_store: LeaseStore) -> object:
+    def once(lease_store: StoreContext) -> object:
         if left:
             raise left.pop(0)
         return decide(lease_store)
@@ -69,7 +69,7 @@ async def test_a_withdrawal_that_was_put_off_ends_no_later_lease_of_its_key(thre
     thread.run_later(failing(withdraw, FULL, FULL))
     lease = await thread.run(ask)
     assert await thread.run(read) == ["key"]
-    assert (await thread.run(LeaseStore.lease, lease.id)).state is LeaseState.HELD
+    assert (await thread.run(leases.read, lease.id)).state is LeaseState.HELD
 
 
 async def test_while_a_decision_is_put_off_the_pool_can_be_read_and_nothing_else(
@@ -97,12 +97,12 @@ async def test_one_that_fails_is_dropped_and_stops_nobody(
     thread: StoreThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await thread.run(ask)
-    thread.run_later(failing(lambda lease_store: lease_store.renew("none", None), FULL))
+    thread.run_later(failing(lambda lease_store: leases.set_deadline(lease_store, "none", None), FULL))
     thread.run_later(failing(withdraw, FULL))
     with caplog.at_level(logging.WARNING):
         assert await thread.run(read) == []
     assert [each for each in caplog.messages if "What was put off for want of space cannot be done" in each]
-    assert (await thread.run(LeaseStore.lease, lease.id)).end_reason is EndReason.WITHDRAWN
+    assert (await thread.run(leases.read, lease.id)).end_reason is EndReason.WITHDRAWN
 
 
 async def test_several_are_made_in_their_order(thread: StoreThread) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from gpu_pool.clock import Clock
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, records, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import (
     Device,
     EndReason,
@@ -36,21 +37,23 @@ class Pool:
         self.now = START
         self.database = Database(path)
         chosen = PoolSettings(attach_within="3650d", **settings)
-        self.lease_store = LeaseStore(self.database, chosen, Clock(lambda: self.now, lambda: self.now))
-        self.lease_store.register(devices or [device(0)])
+        self.lease_store = StoreContext(self.database, chosen, Clock(lambda: self.now, lambda: self.now))
+        registration.register(self.lease_store, devices or [device(0)])
 
     def ask(self, text: str, user: str = "ada", course: str | None = None) -> Lease:
         self.now += 0.001
-        return self.lease_store.request(parse_request(text), Holder(user, course), f"{user}-{self.now}")
+        return requests.decide(
+            self.lease_store, parse_request(text), Holder(user, course), f"{user}-{self.now}"
+        )
 
     def resize(self, lease: Lease, text: str) -> Lease:
-        return self.lease_store.resize(lease.id, parse_request(text))
+        return leases.change_size(self.lease_store, lease.id, parse_request(text))
 
     def placed(self, lease: Lease) -> list[int]:
-        return [part.device.index for part in self.lease_store.lease(lease.id).slices]
+        return [part.device.index for part in leases.read(self.lease_store, lease.id).slices]
 
     def held(self) -> list[int]:
-        return [status.held_milli for status in self.lease_store.status("").devices]
+        return [status.held_milli for status in leases.status(self.lease_store, "").devices]
 
 
 @pytest.fixture
@@ -95,7 +98,7 @@ def test_only_those_who_could_use_the_same_device_stand_in_the_way(pools: Any) -
 def test_on_a_drained_device_a_slice_may_only_become_smaller(pools: Any) -> None:
     pool = pools()
     lease = pool.ask("50%")
-    pool.lease_store.drain("0", drained=True)
+    registration.close_device(pool.lease_store, "0", drained=True)
     with pytest.raises(TimedOut, match="not as much is free"):
         pool.resize(lease, "60%")
     pool.resize(lease, "40%")
@@ -107,7 +110,7 @@ def test_a_device_of_one_size_is_left_alone_or_kept_to_its_size(pools: Any) -> N
     lease, other = pool.ask("10%"), pool.ask("10%")
     with pytest.raises(TimedOut):
         pool.resize(lease, "20%")
-    pool.lease_store.release(other.id, EndReason.RELEASED)
+    leases.end_lease(pool.lease_store, other.id, EndReason.RELEASED)
     pool.resize(lease, "20%")
     assert pool.held() == [200]
 
@@ -118,12 +121,12 @@ def test_what_was_used_at_either_size_adds_up(pools: Any) -> None:
     pool.now += 3600
     pool.resize(lease, "10%")
     pool.now += 3600
-    pool.lease_store.park(lease.id)
+    leases.lend(pool.lease_store, lease.id)
     pool.now += 3600
-    pool.lease_store.resume(lease.id)
+    leases.queue_again(pool.lease_store, lease.id)
     pool.now += 1800
-    pool.lease_store.release(lease.id, EndReason.RELEASED)
-    (row,) = pool.lease_store.history(0)
+    leases.end_lease(pool.lease_store, lease.id, EndReason.RELEASED)
+    (row,) = records.history(pool.lease_store, 0)
     assert row.held_seconds == pytest.approx(2.5 * 3600)
     assert row.gpu_seconds == pytest.approx(1.15 * 3600)
     assert row.held_at == pytest.approx(START, abs=1)
@@ -132,18 +135,18 @@ def test_what_was_used_at_either_size_adds_up(pools: Any) -> None:
     pool.now += 200
     with pytest.raises(OverQuota, match=r"used 1\.2 GPU-hours"):
         pool.ask("10%", course="ml")
-    assert pool.lease_store.lease(last.id).state is LeaseState.HELD
+    assert leases.read(pool.lease_store, last.id).state is LeaseState.HELD
 
 
 def test_the_longest_lease_goes_on_from_the_first_grant(pools: Any) -> None:
     pool = pools(default_course={"longest_lease": "1h"})
     lease = pool.ask("50%")
-    before = pool.lease_store.lease(lease.id).terms.ends_at
+    before = leases.read(pool.lease_store, lease.id).terms.ends_at
     pool.now += 1800
     pool.resize(lease, "10%")
-    assert pool.lease_store.lease(lease.id).terms.ends_at == pytest.approx(before)
-    pool.lease_store.park(lease.id)
-    assert pool.lease_store.resume(lease.id).terms.ends_at == pytest.approx(before)
+    assert leases.read(pool.lease_store, lease.id).terms.ends_at == pytest.approx(before)
+    leases.lend(pool.lease_store, lease.id)
+    assert leases.queue_again(pool.lease_store, lease.id).terms.ends_at == pytest.approx(before)
 
 
 def test_a_quota_counts_the_new_size_in_place_of_the_old(pools: Any) -> None:
@@ -172,9 +175,9 @@ def test_a_rule_of_the_pool_holds_for_a_change_too(pools: Any) -> None:
 def test_a_parked_lease_need_not_return_to_a_device_that_cannot_hold_its_new_size(pools: Any) -> None:
     pool = pools(device(0, "T4", 16384), device(1, "V100"))
     lease = pool.ask("10%")
-    pool.lease_store.park(lease.id)
+    leases.lend(pool.lease_store, lease.id)
     pool.resize(lease, "20GiB")
-    assert pool.lease_store.resume(lease.id).state is LeaseState.HELD
+    assert leases.queue_again(pool.lease_store, lease.id).state is LeaseState.HELD
     assert pool.placed(lease) == [1]
 
 
@@ -187,7 +190,7 @@ def test_asking_for_what_it_has_changes_nothing(pools: Any) -> None:
 
 
 def ahead(pool: Pool, lease: Lease, text: str) -> Lease:
-    return pool.lease_store.resize(lease.id, parse_request(text), ahead=True)
+    return leases.change_size(pool.lease_store, lease.id, parse_request(text), ahead=True)
 
 
 def test_what_is_taken_ahead_is_nobody_elses_and_is_had_once_the_process_has_ended(pools: Any) -> None:
@@ -201,14 +204,14 @@ def test_what_is_taken_ahead_is_nobody_elses_and_is_had_once_the_process_has_end
     assert pool.resize(lease, "1").state is LeaseState.HELD
     assert (pool.placed(lease), pool.held()) == ([1], [800, 1000])
     assert pool.placed(waiting) == [0]
-    pool.lease_store.release(other.id, EndReason.RELEASED)
+    leases.end_lease(pool.lease_store, other.id, EndReason.RELEASED)
 
 
 @pytest.mark.parametrize("size", ["50%", "80%", "1", "20GiB", "5%", "2x10%"])
 def test_what_was_taken_ahead_can_be_given_up(pools: Any, size: str) -> None:
     pool = pools(device(0), device(1))
     lease, _ = pool.ask("20%"), pool.ask("30%")
-    before = pool.lease_store.lease(lease.id)
+    before = leases.read(pool.lease_store, lease.id)
     held = pool.held()
     ahead(pool, lease, size)
     assert all(now >= then for now, then in zip(pool.held(), held, strict=True))

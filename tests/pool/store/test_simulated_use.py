@@ -12,18 +12,19 @@ import pytest
 
 from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, registration
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.locks import LivenessLocks
 
 ONE, TWO = (parse_devices(f"V100-SXM2-32GB:{number}") for number in (1, 2))
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[LeaseStore]:
+def opened(path: Path) -> Iterator[StoreContext]:
     with closing(Database(path)) as database:
-        yield LeaseStore(database, PoolSettings())
+        yield StoreContext(database, PoolSettings())
 
 
 def test_who_asks_whether_others_simulate_goes_on_to_do_so(tmp_path: Path) -> None:
@@ -53,13 +54,13 @@ def test_nobody_empties_a_pool_of_simulated_devices_that_is_in_use(
 ) -> None:
     path = tmp_path / "store.db"
     with opened(path) as lease_store:
-        lease_store.register(ONE)
+        registration.register(lease_store, ONE)
     with opened(path) as user, opened(path) as other:
-        user.register(devices)  # type: ignore[arg-type]
-        other.forget_simulated()
-        assert len(user.status("").devices) == len(devices)
+        registration.register(user, devices)  # type: ignore[arg-type]
+        registration.forget_simulated(other)
+        assert len(leases.status(user, "").devices) == len(devices)
         with pytest.raises(OtherDevices):
-            other.register([replace(ONE[0], uuid="GPU-real", simulated=False)])
+            registration.register(other, [replace(ONE[0], uuid="GPU-real", simulated=False)])
     with opened(path) as other:
-        other.forget_simulated()
-        assert other.status("").devices == ()
+        registration.forget_simulated(other)
+        assert leases.status(other, "").devices == ()

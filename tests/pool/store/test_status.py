@@ -12,9 +12,9 @@ import pytest
 from gpu_pool.clock import Clock
 from gpu_pool.courses import Courses, parse_course
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import reclaim
+from gpu_pool.store import leases, reclaim, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool_client import EndReason, Failure, GpuPoolError, Holder, Lease, Process, parse_request
 from support.pools import device
 
@@ -34,17 +34,19 @@ class ClockedStore:
         self.wall, self.uptime = 1e9, 1e6
         self.database = Database(path)
         clock = Clock(lambda: self.wall, lambda: self.uptime)
-        self.lease_store = LeaseStore(self.database, PoolSettings(max_waiting=1000), clock)
-        self.lease_store.register(POOL)
+        self.lease_store = StoreContext(self.database, PoolSettings(max_waiting=1000), clock)
+        registration.register(self.lease_store, POOL)
 
     def follow(self, text: str) -> None:
         self.lease_store.follow(Courses({"deep": parse_course("deep.yaml", text.encode())}))
 
     def ask(self, text: str, key: str, holder: Holder | None = None) -> Lease:
-        return self.lease_store.request(parse_request(text), holder or Holder("ada", process=ME), key)
+        return requests.decide(
+            self.lease_store, parse_request(text), holder or Holder("ada", process=ME), key
+        )
 
     def told(self) -> list[Lease]:
-        status = self.lease_store.status("")
+        status = leases.status(self.lease_store, "")
         return [*status.leases, *status.queue]
 
 
@@ -65,15 +67,15 @@ def test_whatever_happens_each_lease_is_told_of_as_by_itself(seed: int, clocked:
 
     steps = [
         lambda: ids.append(clocked.ask(dice.choice(["30%", "1", "2"]), f"key-{len(ids)}").id),
-        lambda: clocked.lease_store.release(one(), EndReason.RELEASED),
-        lambda: clocked.lease_store.park(one()),
-        lambda: clocked.lease_store.resume(one()),
-        lambda: clocked.lease_store.attach(one(), ME, None, 5.0),
-        lambda: clocked.lease_store.renew(one(), 60.0),
-        lambda: clocked.lease_store.resize(one(), parse_request("20%")),
-        lambda: clocked.lease_store.set_notice(one(), f"words {dice.random()}"),
-        lambda: clocked.lease_store.record_failure(
-            one(), Failure(1.0, "words", f"pod-{dice.random()}", "n1", "i")
+        lambda: leases.end_lease(clocked.lease_store, one(), EndReason.RELEASED),
+        lambda: leases.lend(clocked.lease_store, one()),
+        lambda: leases.queue_again(clocked.lease_store, one()),
+        lambda: leases.bind_process(clocked.lease_store, one(), ME, None, 5.0),
+        lambda: leases.set_deadline(clocked.lease_store, one(), 60.0),
+        lambda: leases.change_size(clocked.lease_store, one(), parse_request("20%")),
+        lambda: leases.set_notice(clocked.lease_store, one(), f"words {dice.random()}"),
+        lambda: leases.record_failure(
+            clocked.lease_store, one(), Failure(1.0, "words", f"pod-{dice.random()}", "n1", "i")
         ),
     ]
     for _ in range(120):
@@ -83,7 +85,7 @@ def test_whatever_happens_each_lease_is_told_of_as_by_itself(seed: int, clocked:
             continue  # not everything can be done with every lease
         clocked.wall += dice.random()
         told = clocked.told()
-        assert told == [clocked.lease_store.lease(lease.id) for lease in told]
+        assert told == [leases.read(clocked.lease_store, lease.id) for lease in told]
 
 
 def test_the_end_of_a_lease_is_told_by_the_clock_as_it_is_now(clocked: ClockedStore) -> None:
@@ -110,9 +112,9 @@ def test_a_held_lease_is_told_of_in_the_terms_of_its_grant_and_a_waiting_one_in_
 def test_a_device_is_everywhere_what_it_is_now(clocked: ClockedStore) -> None:
     lease = clocked.ask("30%", "key")
     assert clocked.told() == [*clocked.lease_store.measured_use.held()] == [lease]
-    clocked.lease_store.register([replace(each, driver="570.2") for each in POOL])
+    registration.register(clocked.lease_store, [replace(each, driver="570.2") for each in POOL])
     held, told = clocked.lease_store.measured_use.held(), clocked.told()
-    assert told == [*held] == [clocked.lease_store.lease(lease.id)]
+    assert told == [*held] == [leases.read(clocked.lease_store, lease.id)]
     assert told[0].slices[0].device.driver == "570.2"
     assert clocked.lease_store.measured_use.held() is held
 
@@ -141,7 +143,7 @@ def test_a_look_reads_each_process_once_however_many_wait_for_it(
     assert reclaim.look(clocked.database, clocked.uptime).dead == frozenset()
     assert len(judged) == len(set(judged)) == 3
     monkeypatch.undo()
-    clocked.lease_store.end_over()
+    reclaim.end_over(clocked.lease_store)
     assert all(lease.holder.process == ME for lease in clocked.told())
 
 

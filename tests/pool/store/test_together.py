@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases, registration, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import NoSpace, StoreUnusable
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.worker import Worker
 from gpu_pool_client import EndReason, LeaseState, NeverFits, parse_request
 from support.pools import ME, V100, embedded
@@ -27,14 +28,14 @@ class OpenStore:
 
     def __init__(self, path: Path) -> None:
         self.database = Database(path)
-        self.lease_store = LeaseStore(self.database, PoolSettings())
-        self.lease_store.register([V100])
+        self.lease_store = StoreContext(self.database, PoolSettings())
+        registration.register(self.lease_store, [V100])
 
     def keys(self) -> list[str]:
-        return [lease.key for lease in self.lease_store.status("").leases]
+        return [lease.key for lease in leases.status(self.lease_store, "").leases]
 
     def ask_and_fail(self) -> None:
-        self.lease_store.request(SMALL, ME, "a")
+        requests.decide(self.lease_store, SMALL, ME, "a")
         raise ZeroDivisionError
 
     def drain_and_fail(self) -> None:
@@ -54,24 +55,24 @@ def stores(tmp_path: Path) -> Iterator[tuple[OpenStore, OpenStore]]:
 def test_others_see_a_block_at_its_end_and_as_a_whole(stores: tuple[OpenStore, OpenStore]) -> None:
     here, there = stores
     with here.database.together():
-        lease = here.lease_store.request(SMALL, ME, "a")
-        here.lease_store.request(SMALL, ME, "b")
-        here.lease_store.release(lease.id, EndReason.RELEASED)
+        lease = requests.decide(here.lease_store, SMALL, ME, "a")
+        requests.decide(here.lease_store, SMALL, ME, "b")
+        leases.end_lease(here.lease_store, lease.id, EndReason.RELEASED)
         assert here.keys() == ["b"]
         assert there.keys() == []
     assert there.keys() == ["b"]
-    assert there.lease_store.lease(lease.id).end_reason is EndReason.RELEASED
+    assert leases.read(there.lease_store, lease.id).end_reason is EndReason.RELEASED
 
 
 def test_what_fails_is_undone_alone(stores: tuple[OpenStore, OpenStore]) -> None:
     here, there = stores
     with here.database.together():
-        here.lease_store.request(SMALL, ME, "a")
+        requests.decide(here.lease_store, SMALL, ME, "a")
         with pytest.raises(ZeroDivisionError):
             here.drain_and_fail()
-        here.lease_store.request(SMALL, ME, "b")
+        requests.decide(here.lease_store, SMALL, ME, "b")
     assert there.keys() == ["a", "b"]
-    assert not there.lease_store.status("").devices[0].drained
+    assert not leases.status(there.lease_store, "").devices[0].drained
 
 
 def test_of_a_block_that_fails_nothing_is_left_and_the_next_one_works(
@@ -81,7 +82,7 @@ def test_of_a_block_that_fails_nothing_is_left_and_the_next_one_works(
     with pytest.raises(ZeroDivisionError), here.database.together():
         here.ask_and_fail()
     assert here.keys() == there.keys() == []
-    there.lease_store.request(SMALL, ME, "b")
+    requests.decide(there.lease_store, SMALL, ME, "b")
     assert here.keys() == ["b"]
 
 
@@ -91,11 +92,11 @@ def test_a_transaction_that_sqlite_has_undone_is_told_to_all_that_follow(
     here, there = stores
     block = here.database.together()
     block.__enter__()
-    here.lease_store.request(SMALL, ME, "a")
+    requests.decide(here.lease_store, SMALL, ME, "a")
     # As SQLite does by itself where the disk is full.
     here.database._connection.execute("ROLLBACK")
     with pytest.raises(StoreUnusable, match="could not be written"):
-        here.lease_store.request(SMALL, ME, "b")
+        requests.decide(here.lease_store, SMALL, ME, "b")
     with pytest.raises(StoreUnusable):
         block.__exit__(None, None, None)
     assert here.keys() == there.keys() == []
@@ -105,11 +106,11 @@ def test_why_sqlite_has_undone_a_block_is_told_to_all_of_it(stores: tuple[OpenSt
     here, there = stores
     block = here.database.together()
     block.__enter__()
-    here.lease_store.request(SMALL, ME, "a")
+    requests.decide(here.lease_store, SMALL, ME, "a")
     with pytest.raises(NoSpace), here.database.transaction():
         _undo(here)
     with pytest.raises(NoSpace):
-        here.lease_store.request(SMALL, ME, "b")
+        requests.decide(here.lease_store, SMALL, ME, "b")
     with pytest.raises(NoSpace):
         block.__exit__(None, None, None)
     assert here.keys() == there.keys() == []
@@ -118,7 +119,7 @@ def test_why_sqlite_has_undone_a_block_is_told_to_all_of_it(stores: tuple[OpenSt
 def test_a_block_that_is_closed_in_its_middle_is_kept(tmp_path: Path) -> None:
     here = OpenStore(tmp_path / "store.db")
     with here.database.together():
-        here.lease_store.request(SMALL, ME, "a")
+        requests.decide(here.lease_store, SMALL, ME, "a")
         here.database.close()
     there = OpenStore(tmp_path / "store.db")
     assert there.keys() == ["a"]

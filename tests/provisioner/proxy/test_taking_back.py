@@ -15,7 +15,7 @@ from gpu_pool.embedded import pool
 from gpu_pool.embedded.pool import local_pool
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import load_settings
-from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store import leases
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     Activity,
@@ -352,7 +352,7 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
         cell = page.run(waits_for(tmp_path / "go on")) if at_work else None
         if cell is not None:
             await cell.shows("begun")
-        await pool.store.run(LeaseStore.park, lease.id)
+        await pool.store.run(leases.lend, lease.id)
         if cell is not None:
             (tmp_path / "go on").touch()
             assert "done" in "".join((await cell.done()).outputs)
@@ -382,5 +382,5 @@ async def test_what_is_parked_at_its_user_s_wish_keeps_an_administrator_s_reason
     held = await take(pool, "60%", "held")
     await pool.attach(held, Process.current(), grace=5.0)
     await pool.ask_back(held, EXAM, EndReason.REVOKED)
-    parked = await pool.store.run(LeaseStore.ask_back, held, "", EndReason.RELEASED, now=True)
+    parked = await pool.store.run(leases.ask_back, held, "", EndReason.RELEASED, now=True)
     assert (parked.state, parked.asked_back, parked.notice) == (LeaseState.PARKED, EndReason.REVOKED, EXAM)

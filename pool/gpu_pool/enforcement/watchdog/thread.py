@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gpu_pool.audit import audit_log
 from gpu_pool.devices.sampling import ProcessSampler
@@ -22,14 +22,12 @@ from gpu_pool.enforcement.watchdog.attribution import (
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
 from gpu_pool.enforcement.watchdog.watchdog import Evict, Watchdog, WatchdogActions
 from gpu_pool.settings import PoolSettings
+from gpu_pool.store import leases
+from gpu_pool.store.context import CourseFiles, StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.usage import Measured
 from gpu_pool_client import Device, EndReason, Lease
 from gpu_pool_client._log import EscapingLogger
-
-if TYPE_CHECKING:
-    from gpu_pool.courses.admission import CourseAdmission
 
 _log = EscapingLogger(logging.getLogger("gpu_pool.watchdog"))
 
@@ -185,16 +183,11 @@ class OwnStore:
     for each other's thread, only for each other's transactions.
     """
 
-    def __init__(self, path: Path, settings: PoolSettings) -> None:
+    def __init__(self, path: Path, settings: PoolSettings, courses: CourseFiles | None = None) -> None:
         self._path = path
         self._settings = settings
-        self._course_admission: CourseAdmission | None = None
-        if settings.asks_courses:
-            # Imported here because it costs some 150 ms, which most pools of one user need not pay.
-            from gpu_pool.courses.admission import CourseAdmission
-
-            self._course_admission = CourseAdmission(settings)
-        self._opened: tuple[Database, LeaseStore] | None = None
+        self._courses = courses
+        self._opened: StoreContext | None = None
 
     def held(self) -> Sequence[Lease]:
         """See ``MeasuredUseTable.held``."""
@@ -209,25 +202,22 @@ class OwnStore:
         self._lease_store().measured_use.add(news)
 
     def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
-        """See ``LeaseStore.set_notice``."""
-        self._lease_store().set_notice(lease_id, notice, ending)
+        """See ``leases.set_notice``."""
+        leases.set_notice(self._lease_store(), lease_id, notice, ending)
 
     def end(self, lease_id: str, reason: EndReason) -> None:
-        """See ``LeaseStore.release``."""
-        self._lease_store().release(lease_id, reason)
+        """See ``leases.end_lease``."""
+        leases.end_lease(self._lease_store(), lease_id, reason)
 
     def close(self) -> None:
         """Close the connection."""
         if self._opened is not None:
-            self._opened[0].close()
+            self._opened.db.close()
             self._opened = None
 
-    def _lease_store(self) -> LeaseStore:
+    def _lease_store(self) -> StoreContext:
         if self._opened is None:
-            database = Database(self._path)
-            self._opened = database, LeaseStore(database, self._settings)
+            self._opened = StoreContext(Database(self._path), self._settings, courses=self._courses)
         # Whoever ends a lease serves the queue, whose order the course files know.
-        store = self._opened[1]
-        if self._course_admission is not None:
-            self._course_admission.follow(store)
-        return store
+        self._opened.follow_files()
+        return self._opened

@@ -91,7 +91,7 @@ class WatchdogActions(Protocol):
     """What a watchdog does to leases."""
 
     def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
-        """Tell the lease's user something; see ``LeaseStore.set_notice``."""
+        """Tell the lease's user something; see ``leases.set_notice``."""
 
     def end(self, lease_id: str, reason: EndReason) -> None:
         """End the lease, if it has not ended yet."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from tornado.escape import to_unicode, xhtml_escape
 
-from gpu_pool.caller import Caller
+from gpu_pool.audit.callers import Caller
 from gpu_pool.courses import Courses
 from gpu_pool.names import undeceiving, visible_lines
 from gpu_pool.policy.sharing import Sharing

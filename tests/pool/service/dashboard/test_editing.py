@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool.courses.admission import CourseAdmission
 from gpu_pool.courses.editing import RESERVED
 from gpu_pool.enforcement.watchdog import OwnStore
 from gpu_pool.settings import PoolSettings
@@ -61,13 +62,14 @@ class TestSaving:
     async def test_the_same_text_is_no_change(self, site: Site) -> None:
         answer = await send(site, COURSE)
         assert answer.headers["Location"].endswith("?said=unchanged")
-        assert await site.pool.course_versions("ml", 10) == ()
+        assert await site.pool.core.course_versions("ml", 10) == ()
 
     async def test_whatever_is_granted_from_then_on_is_granted_by_the_new_text(
         self, site: Site, folder: Path
     ) -> None:
         first, second = await site.take("1", "bob"), await site.take("2%", "ada", "ml")
-        watchdog = OwnStore(site.store, PoolSettings(courses_dir=str(folder)))
+        rules = PoolSettings(courses_dir=str(folder))
+        watchdog = OwnStore(site.store, rules, CourseAdmission(rules))
         assert len(watchdog.held()) == 1
         await send(site, COURSE.replace("weight: 2", "weight: 2\nlongest_lease: 1h"), user=ADMIN)
         watchdog.end(first, EndReason.OVER_MEMORY)

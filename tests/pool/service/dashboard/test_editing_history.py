@@ -13,7 +13,7 @@ import pytest
 
 from gpu_pool.courses import CourseFolder
 from gpu_pool.policy.sharing import CourseVersion
-from gpu_pool.store.leases import MOST_VERSIONS
+from gpu_pool.store.records import MOST_VERSIONS
 from gpu_pool_client import NotAllowed
 from support.course_editing import COURSE, EDIT, LARGER, field, folder, names, send, site, text_of
 from support.dashboard import ADMIN, Site
@@ -40,7 +40,7 @@ class TestMeanwhile:
         # Now that both are seen, the same button saves.
         assert (await send(site, LARGER, seen=field(page, "seen"))).code == 303
         assert (folder / "ml.yaml").read_text() == LARGER
-        versions = await site.pool.course_versions("ml", 10)
+        versions = await site.pool.core.course_versions("ml", 10)
         assert [(each.user, each.text) for each in versions] == [("turing", LARGER), ("", theirs)]
 
     async def test_of_many_who_save_at_once_one_is_the_first(self, site: Site, folder: Path) -> None:
@@ -100,7 +100,7 @@ class TestMeanwhile:
         assert answer.code == 403
         assert "Not saved: ml.yaml cannot be written" in text_of(answer)
         assert field(answer.body.decode(), "text") == LARGER
-        assert [each.user for each in await site.pool.course_versions("ml", 10)] == [""]
+        assert [each.user for each in await site.pool.core.course_versions("ml", 10)] == [""]
         assert names(folder) == ["ml.yaml", "nlp.yaml"]
 
 
@@ -141,12 +141,12 @@ class TestHistory:
         (folder / "ml.yaml").write_text(COURSE)
         assert "changed outside of this page" in await site.page(EDIT, "turing")
         await send(site, LARGER)
-        versions = await site.pool.course_versions("ml", 10)
+        versions = await site.pool.core.course_versions("ml", 10)
         assert [each.user for each in versions] == ["turing", "", "turing", ""]
 
     async def test_it_is_read_by_those_who_may_edit_alone(self, site: Site) -> None:
         await send(site, LARGER)
-        number = (await site.pool.course_versions("ml", 1))[0].number
+        number = (await site.pool.core.course_versions("ml", 1))[0].number
         stranger = await site.page(f"courses/nlp/edit?version={number}", "hopper")
         assert "5%" not in stranger
         assert "That version is no longer kept" in stranger
@@ -161,8 +161,8 @@ class TestHistory:
 
     async def test_so_many_versions_are_kept_and_shown_by_pages(self, site: Site) -> None:
         versions = [CourseVersion("turing", COURSE + f"# {n}\n", float(n)) for n in range(MOST_VERSIONS + 20)]
-        await site.pool.keep_versions("ml", versions)
-        await site.pool.keep_versions("nlp", versions[:1])
+        await site.pool.core.keep_versions("ml", versions)
+        await site.pool.core.keep_versions("nlp", versions[:1])
         path, found = f"{EDIT}?before=999", []
         while path:
             page = await site.page(path, "turing")
@@ -170,4 +170,4 @@ class TestHistory:
             older = re.search(r'href="/services/gpu-pool/([^"]*before=\d+)', page)
             path = older[1] if older else ""
         assert len(found) == len(set(found)) == MOST_VERSIONS
-        assert len(await site.pool.course_versions("nlp", 10)) == 1
+        assert len(await site.pool.core.course_versions("nlp", 10)) == 1

@@ -33,7 +33,7 @@ async def test_an_old_file_without_units_is_in_force_and_says_so_in_the_editor(
 ) -> None:
     (folder / "nlp.yaml").write_text((folder / "nlp.yaml").read_text() + "longest_lease: 90\n")
     assert site.dashboard.editor is not None
-    await site.pool.reread_course("nlp.yaml")
+    await site.pool.core.reread_course("nlp.yaml")
     page = await site.page("courses/nlp/edit", "hopper")
     assert "has no unit" in page
     lease = await site.take("2%", "grace", "nlp")
@@ -50,7 +50,7 @@ async def test_what_is_not_seen_is_not_saved_and_is_written_out_in_every_change(
     assert "has U+2028 (LINE SEPARATOR), which is not seen" in text_of(answer)
     # One that is there already, and was changed elsewhere.
     (folder / "ml.yaml").write_text(hidden)
-    await site.pool.reread_course("ml.yaml")
+    await site.pool.core.reread_course("ml.yaml")
     assert (await send(site, COURSE + "# new\n", "root")).code == 303
     page = await site.page(EDIT, "turing")
     changes = page[page.index('id="h-changes"') :]

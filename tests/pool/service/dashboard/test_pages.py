@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.pool import pool
-from gpu_pool.store.leases import LeaseStore
+from gpu_pool.store import leases
 from gpu_pool_client import Activity, EndReason, Failure, LeaseState, Process
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
 from support.pages import Document
@@ -159,7 +159,7 @@ async def test_the_page_of_one_lease_is_whole(site: Site) -> None:
 async def test_the_page_of_a_lease_says_how_its_kernel_failed(site: Site) -> None:
     lease = await site.take("20%", "ada", "ml")
     failure = Failure(1.0, "It ended with <b>status 1</b>.", "pod-1", "node-7", "lab:1")
-    await site.pool.store.run(LeaseStore.record_failure, lease, failure)
+    await site.pool.store.run(leases.record_failure, lease, failure)
     own, admins = [Document(await site.page(f"leases/{lease}", user)).text for user in ("ada", ADMIN)]
     assert "Its kernel failed: It ended with <b>status 1</b>." in own
     assert "node-7" not in own

@@ -1,21 +1,18 @@
-"""The steps by which a pool is kept in order, and where they are done again and again."""
+"""The steps by which a pool is kept in order."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
-from contextvars import Context
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from gpu_pool.pool.backend import Backend, Taken
-from gpu_pool.pool.reconciler import Facts, Reconciler, Step
+from gpu_pool.pool.reconciler import Facts, Step
 from gpu_pool.pool.registry import DeviceRegistry
+from gpu_pool.store import leases, reclaim
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.errors import OtherDevices
-from gpu_pool.store.leases import LeaseStore
 from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolUnreachable, Process
 
@@ -25,8 +22,6 @@ SELDOM: Final = 10.0
 _STANDS_STILL: Final = 2.5
 #: The queue is served, although nothing has ended, whenever so many times as long has passed as that takes.
 _SERVE_TIMES: Final = 20.0
-#: Seconds in which the last pass ends when the pool is closed.
-_LAST_PASS_WITHIN: Final = 5.0
 
 
 class OrderedPool(Protocol):
@@ -47,30 +42,11 @@ class OrderedPool(Protocol):
         """Count a lease's slice, or nothing while it waits in somebody else's queue."""
 
 
-class Passes:
-    """What keeps one pool in order: see :class:`Reconciler`."""
+class PoolSteps:
+    """What is done to one pool in each pass of its :class:`Reconciler`, in this order."""
 
     def __init__(self, pool: OrderedPool) -> None:
         self._pool, self._store, self._backend = pool, pool.store, pool.backend
-        self._reconciler = Reconciler(
-            (
-                Step("observe", self._observe),
-                Step("end what is gone", self._end_gone),
-                Step("end what expired", self._end_expired),
-                Step("serve the queue", self._serve_queue),
-                Step("bind", self._bind),
-                Step("unbind leftovers", self._unbind),
-            )
-        )
-        self.once, self.wake, self.on_change = (
-            self._reconciler.once,
-            self._reconciler.wake,
-            self._reconciler.on_change,
-        )
-        self.counts = self._reconciler.counts
-        #: None where this process makes no passes by itself.
-        self._running: Future[None] | None = None
-        self._starting = threading.Lock()
         #: When the queue is served next although nothing has happened (``time.monotonic()``).
         self._serve_at = 0.0
         #: Leases that were parked since they wait in somebody else's queue, by id.
@@ -78,33 +54,16 @@ class Passes:
         #: What was held at the last pass, all of which is bound.
         self._bound: Sequence[Lease] = ()
 
-    @property
-    def are_made(self) -> bool:
-        """Whether this process makes passes by itself."""
-        return self._running is not None
-
-    def begin(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Make passes from now on: in this event loop, or in one of this process's own."""
-        with self._starting:
-            if self._running is not None:
-                return
-            # What follows by itself is in nobody's name, whoever asks at this moment.
-            run, in_nobodys_name = self._reconciler.run, Context().run
-            if loop is not None:
-                self._running = in_nobodys_name(asyncio.run_coroutine_threadsafe, run(), loop)
-            else:
-                # A thread that ends with the passes: one that stayed would take signals which are for others.
-                self._running = in_nobodys_name(_in_thread, run)
-
-    async def end(self) -> None:
-        """Make no passes any more, and wait for the last one."""
-        running, self._running = self._running, None
-        self._reconciler.stop()
-        if running is not None:
-            with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(asyncio.wrap_future(running), _LAST_PASS_WITHIN)
-
-    # -- The steps -------------------------------------------------------------
+    def all(self) -> tuple[Step, ...]:
+        """Return the steps by their names."""
+        return (
+            Step("observe", self._observe),
+            Step("end what is gone", self._end_gone),
+            Step("end what expired", self._end_expired),
+            Step("serve the queue", self._serve_queue),
+            Step("bind", self._bind),
+            Step("unbind leftovers", self._unbind),
+        )
 
     async def _observe(self, facts: Facts) -> bool:
         """See which devices there are, and which processes are gone. One bad node hides no dead process."""
@@ -112,20 +71,23 @@ class Passes:
             if self._backend.is_owner:
                 await self._pool.refresh(SELDOM)
         finally:
-            await self._store.run(self._look_around, facts)
+            await self._store.run(self._look, facts)
         return False
 
-    def _look_around(self, store: LeaseStore, facts: Facts) -> None:
+    def _look(self, store: StoreContext, facts: Facts) -> None:
         with contextlib.suppress(OtherDevices):
             self._pool.registry.register_awaited(store)
-        facts.leads = self._backend.is_owner or store.leads(_STANDS_STILL)
-        facts.findings, facts.somebody_waits = store.findings(), store.somebody_waits()
+        facts.leads = self._backend.is_owner or reclaim.leads(store, _STANDS_STILL)
+        facts.findings, facts.somebody_waits = reclaim.find(store), reclaim.somebody_waits(store)
+        # Whoever owns the devices follows also what others than leases do.
+        is_settled = facts.findings.nothing_lives and not self._pool.registry.awaits_devices
+        facts.may_rest = is_settled and not self._backend.is_owner
 
     async def _end_gone(self, facts: Facts) -> bool:
         """End what was kept alive by processes that are gone, and what has lost its devices."""
         if not facts.leads:
             return False
-        changed = bool(facts.findings.dead) and await self._store.run(LeaseStore.end_gone, facts.findings)
+        changed = bool(facts.findings.dead) and await self._store.run(reclaim.end_gone, facts.findings)
         for lease_id, taken in (await self._backend.observe(self._living)).items():
             changed = await self._pool.end_taken(lease_id, taken) or changed
         return changed
@@ -133,7 +95,7 @@ class Passes:
     async def _end_expired(self, facts: Facts) -> bool:
         if not (facts.leads and facts.findings.overdue):
             return False
-        return await self._store.run(LeaseStore.end_overdue, facts.findings)
+        return await self._store.run(reclaim.end_overdue, facts.findings)
 
     async def _serve_queue(self, facts: Facts) -> bool:
         """Grant to whoever's turn has come: since something has ended, and now and then as time decides."""
@@ -142,7 +104,7 @@ class Passes:
         began = time.monotonic()
         if not (facts.leads and facts.somebody_waits and (facts.findings or began >= self._serve_at)):
             return False
-        granted = await self._store.run(LeaseStore.serve_queue, tell=not self._backend.is_owner)
+        granted = await self._store.run(reclaim.serve_queue, tell=not self._backend.is_owner)
         self._serve_at = began + _SERVE_TIMES * (time.monotonic() - began)
         return granted
 
@@ -183,25 +145,9 @@ class Passes:
         return False
 
     async def _living(self) -> Sequence[Lease]:
-        status = await self._store.run(LeaseStore.status, self._pool.url)
+        status = await self._store.run(leases.status, self._pool.url)
         return (*status.leases, *status.queue)
 
 
-def _in_thread(run: Callable[[], Coroutine[Any, Any, None]]) -> Future[None]:
-    """Run a coroutine to its end in an event loop, and a thread, of its own."""
-    done: Future[None] = Future()
-
-    def begin() -> None:
-        try:
-            asyncio.run(run())
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the end
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    threading.Thread(target=begin, name="gpu-pool-reconciler", daemon=True).start()
-    return done
-
-
-def _held(store: LeaseStore) -> Sequence[Lease]:
+def _held(store: StoreContext) -> Sequence[Lease]:
     return store.measured_use.held()

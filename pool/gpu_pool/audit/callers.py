@@ -1,7 +1,4 @@
-"""Who asks a pool through its service, as the service knows it from the Hub or the connection.
-
-Service and pools share these values, and know nothing else of each other.
-"""
+"""Who asks a pool through its service, as the service knows it from the Hub or the connection."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class Caller:
     peer: Peer | None = None
     #: What the system calls the user, where the pool calls them by another name: the Hub's.
     account: str | None = None
-    #: The Hub's groups that the user is in; None where no Hub says it.
+    #: The groups that the user is in, as the Hub says it or the system was asked; None for not known.
     groups: frozenset[str] | None = None
     #: The user's server that asks, by the name that the Hub gives it; None for all else.
     server: str | None = None

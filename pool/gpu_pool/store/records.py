@@ -1,0 +1,86 @@
+"""What is kept beside the leases that live: history, versions of course files, starts of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpu_pool.policy.sharing import CourseVersion
+from gpu_pool.store.context import StoreContext
+from gpu_pool.store.history import HistorySize
+from gpu_pool_client import EndedLease
+
+#: Starts that are kept of each group of nodes, the latest, and versions of each course.
+_MOST_STARTS: Final = 20
+MOST_VERSIONS: Final = 100
+
+
+def history(store: StoreContext, since: float, user: str | None = None) -> list[EndedLease]:
+    """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
+    with store.db.snapshot():
+        return store.history.read(since, user)
+
+
+def history_size(store: StoreContext) -> HistorySize:
+    """Return how much is kept of what has ended."""
+    with store.db.snapshot():
+        return store.history.size()
+
+
+def forget_old(store: StoreContext) -> bool:
+    """Keep less of what ended long ago, and of devices long gone; return whether there is more of it.
+
+    Each call is one short transaction, so that others are served in between.
+    """
+    with store.db.transaction(store.give_up_at):
+        return store.history.forget() + store.devices.forget_gone() > 0
+
+
+def course_versions(
+    store: StoreContext, course: str, most: int, before: int | None = None
+) -> tuple[CourseVersion, ...]:
+    """Return the latest versions of a course file, the last first, numbered below ``before`` if given."""
+    values = {"course": course, "before": before, "most": most}
+    with store.db.snapshot():
+        rows = store.db.run("course_versions", values).fetchall()
+    return tuple(CourseVersion(row["user"], row["text"], row["saved_at"], row["number"]) for row in rows)
+
+
+def add_course_versions(store: StoreContext, course: str, versions: Sequence[CourseVersion]) -> int:
+    """Add versions in this order, and forget the oldest; return the number of the last."""
+    number = 0
+    with store.db.transaction(store.give_up_at):
+        for each in versions:
+            values = {"course": course, "user": each.user, "text": each.text, "saved_at": each.saved_at}
+            number = store.db.run("add_course_version", values).lastrowid or 0
+        store.db.run("forget_course_versions", {"course": course, "most": MOST_VERSIONS})
+    return number
+
+
+def remove_course_version(store: StoreContext, number: int) -> None:
+    """Remove a version of a course file that has come to nothing."""
+    with store.db.transaction(store.give_up_at):
+        store.db.run("remove_course_version", {"number": number})
+
+
+def add_node_start(store: StoreContext, group: str, seconds: float) -> None:
+    """Add how long a node of a group took to start, and forget the oldest."""
+    with store.db.transaction(store.give_up_at):
+        values = {"node_group": group, "seconds": seconds, "now": store.clock.wall()}
+        store.db.run("add_node_start", values)
+        store.db.run("forget_node_starts", {"node_group": group, "most": _MOST_STARTS})
+
+
+def node_starts(store: StoreContext, group: str) -> list[float]:
+    """Return how many seconds the latest starts of a group's nodes took."""
+    with store.db.snapshot():
+        rows = store.db.run("node_starts", {"node_group": group}).fetchall()
+    return [row["seconds"] for row in rows]
+
+
+def try_writing(store: StoreContext) -> None:
+    """Write something that says nothing. Raises ``StoreUnusable`` where no decision could be kept."""
+    with store.db.transaction(store.give_up_at):
+        store.db.run("set_tried_at", {"now": store.clock.wall()})
+    # So little is written over what was written before; a grant needs more.
+    store.db.check_room()
