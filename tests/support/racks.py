@@ -13,7 +13,6 @@ from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Taken
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Process, SliceRequest
 from support.service import DEVICES
@@ -66,9 +65,6 @@ class RackBackend(Backend):
 
     def describe(self, lease: Lease) -> Lease:
         return lease
-
-    def recover(self, store: StoreContext) -> None:
-        pass
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:
         self.bound.add(lease.id)

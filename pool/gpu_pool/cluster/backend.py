@@ -33,7 +33,6 @@ from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import leases, requests
-from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.store.lease_table import gone
 from gpu_pool_client import (
@@ -212,9 +211,6 @@ class ClusterBackend(Backend):
             return replace(lease, terms=terms)
         return replace(lease, terms=terms, enforcement=self.view.enforcement(lease.request))
 
-    def recover(self, store: StoreContext) -> None:
-        """Take up nothing: what is true of pods, the API server knows."""
-
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002
         """Return the lease described: it takes effect in the pod of its kernel, see :meth:`launch`."""
         return self.describe(lease)
@@ -242,9 +238,6 @@ class ClusterBackend(Backend):
         for lease_id in nodes_gone:
             self.log.info("Lease %s ends: %s", ascii(lease_id), NODE_GONE.message)
         return {**nodes_gone, **await self._give_up_the_hopeless()}
-
-    def _is_gone(self, device: Device) -> bool:
-        return not device.unbounded and not self.view.has_node(device.node)
 
     async def _give_up_the_hopeless(self) -> Mapping[str, Taken]:
         """Return the waits for what no node could give any more, once that has been so for long enough."""

@@ -61,12 +61,13 @@ class LocalBackend(Backend):
         self, max_age: float, patience: float = 0.0, known: Collection[Device] = ()
     ) -> DevicesFound:
         """See ``Backend.devices``: those that the driver shows, and whether something new could use them."""
-        found = await self._finder.found()
+        found = self._finder.known or await self._finder.found()
         if max_age <= 0 and not found.devices and found.problems and self._finder.age > _AGAIN_AFTER:
             self._finder.forget()
             found = await self._finder.found()
         faults = await self._faults(found, known, max_age, patience)
-        return DevicesFound(found, self._seen_from(found), faults=faults)
+        seen = self._seen
+        return DevicesFound(found, seen[1] if seen and seen[0] is found else self._see(found), faults=faults)
 
     async def _faults(
         self, found: Inventory, known: Collection[Device], max_age: float, patience: float
@@ -77,13 +78,13 @@ class LocalBackend(Backend):
             return {}
         return await self._driver.look(real, max_age, patience) or {}
 
-    def _seen_from(self, found: Inventory) -> SeenFrom:
+    def _see(self, found: Inventory) -> SeenFrom:
         """Return what this process sees. A service's pool has what the service has, and nothing else."""
-        if self._seen is None or self._seen[0] is not found:
-            hidden = [each.uuid for each in found.hidden]
-            everything = registration.seen_from(everything=True)
-            self._seen = found, everything if self.is_owner else registration.seen_from(found.digest, hidden)
-        return self._seen[1]
+        hidden = [each.uuid for each in found.hidden]
+        everything = registration.seen_from(everything=True)
+        seen = everything if self.is_owner else registration.seen_from(found.digest, hidden)
+        self._seen = found, seen
+        return seen
 
     def _find(self) -> Inventory:
         """Look for this machine's devices, and make them ready. Raises ``PoolUnreachable``."""

@@ -33,7 +33,8 @@ class DeviceFinder:
     ) -> None:
         self._find = find
         self._slow, self._patience = slow, patience
-        self._found: Inventory | None = None
+        #: What was found; None where it is to be found yet.
+        self.known: Inventory | None = None
         self._worker: Worker | None = None
         self._found_at = 0.0
         self._is_told = False
@@ -48,8 +49,8 @@ class DeviceFinder:
 
         Raises what finding it does, and ``PoolUnreachable`` where that does not end.
         """
-        if self._found is not None:
-            return self._found
+        if self.known is not None:
+            return self.known
         worker = self._worker = self._worker or Worker("gpu-pool-devices")
         try:
             return await worker.run(self._look, self._slow)
@@ -62,17 +63,17 @@ class DeviceFinder:
 
     def wait(self) -> Inventory:
         """Block until it is known what there is, and return it; see :meth:`found`."""
-        if self._found is None:
+        if self.known is None:
             worker = self._worker = self._worker or Worker("gpu-pool-devices")
             try:
                 return worker.call(self._look, self._patience)
             except TimeoutError as error:
                 raise _unanswered(self._patience) from error
-        return self._found
+        return self.known
 
     def forget(self) -> None:
         """Look again when it is asked for next."""
-        self._found = None
+        self.known = None
 
     def close(self) -> None:
         """Look no more."""
@@ -81,10 +82,10 @@ class DeviceFinder:
             self._worker = None
 
     def _look(self) -> Inventory:
-        if self._found is None:
-            self._found = self._find()
+        if self.known is None:
+            self.known = self._find()
             self._found_at = time.monotonic()
-        return self._found
+        return self.known
 
     def _say_slow(self) -> None:
         if not self._is_told:

@@ -147,8 +147,7 @@ class Backend(ABC):
     def describe(self, lease: Lease) -> Lease:
         """Return a held or parked lease with its environment's variables and the truth about its limits."""
 
-    @abstractmethod
-    def recover(self, store: StoreContext) -> None:
+    def recover(self, store: StoreContext) -> None:  # noqa: B027 - most places need not
         """Take up what an earlier process has left; called in the store's thread, first of all."""
 
     @abstractmethod

@@ -27,7 +27,7 @@ from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.lease_table import gone
 from gpu_pool.store.locks import Ownership
-from gpu_pool.store.thread import ANSWER_WITHIN, StoreThread
+from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import Device, Failure, GpuPoolError, Lease, LeaseGone, LeaseState, PoolUnreachable
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class PoolCore:
         """Let what has ended leave somebody else's queue, and all else that it had."""
         if self.backend.queue is not None and self.backend.queue.waits(lease_id):
             await self.backend.queue.withdraw(lease_id)
-        self.wake()
+        self.reconciler.wake()
 
     async def record_failure(self, lease_id: str, failure: Failure) -> None:
         """Record how a lease's kernel has failed by itself."""
@@ -214,7 +214,7 @@ class PoolCore:
     async def forget_old(self) -> None:
         """Keep less of what ended long ago, in many short transactions."""
         while True:
-            if not await self.store.run_alone(ANSWER_WITHIN, records.forget_old):
+            if not await self.store.run_alone(self.store.answer_within, records.forget_old):
                 return
             await asyncio.sleep(_BETWEEN)
 
@@ -240,7 +240,7 @@ class PoolCore:
         """Follow a course file that has been replaced, at once."""
         if self.courses is not None:
             # Not followed before: the change is told as that of whoever asks.
-            await self.store.run_alone(ANSWER_WITHIN, _follow_changed, self.courses, file)
+            await self.store.run_alone(self.store.answer_within, _follow_changed, self.courses, file)
 
     def stop_waiting(self) -> None:
         """Let nobody wait any more for a change of a pod."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,8 +14,7 @@ from gpu_pool.worker import Worker
 T = TypeVar("T")
 #: What was worked out is told for so many times as long as that took, in seconds of work, and no
 #: longer than so many seconds: everybody asks, and seconds of work stand behind a queue of two hundred.
-_TIMES: Final = 100.0
-_LONGEST: Final = 300.0
+_TIMES, _LONGEST = 100.0, 300.0
 #: Whoever asks waits no longer than this for what is being worked out.
 _PATIENCE: Final = 0.5
 #: So many may ask at once what they alone are to be told; the others are told nothing, as if it took long.
@@ -24,17 +24,27 @@ _MOST_ASKING: Final = 8
 class ExpectedWaits:
     """For about how long everybody in the queue may have to wait. May be used from several event loops."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        times: float = _TIMES,
+        longest: float = _LONGEST,
+        patience: float = _PATIENCE,
+        most_asking: int = _MOST_ASKING,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.times, self.longest, self.patience = times, longest, patience
+        self._clock = clock
         self._known: Mapping[int, tuple[float, float]] = {}
-        self._as_of = self._due_at = -_LONGEST
+        self._as_of = self._due_at = -math.inf
         self._worker: Worker | None = None
         self._learning = threading.Lock()
-        self._asking = threading.Semaphore(_MOST_ASKING)
+        self._asking = threading.Semaphore(most_asking)
 
     @property
     def are_due(self) -> bool:
         """Whether the prospects are to be read, and told to :meth:`learn`."""
-        return time.monotonic() >= self._due_at and not self._learning.locked()
+        return self._clock() >= self._due_at and not self._learning.locked()
 
     async def learn(self, prospects: ForecastInput) -> None:
         """Work out anew what is known; return when that is done, or when it takes long."""
@@ -43,8 +53,8 @@ class ExpectedWaits:
 
     def of(self, number: int | None) -> tuple[float, float] | None:
         """Return (likely soonest, likely latest) in seconds from now for a waiter; None if not known."""
-        age = time.monotonic() - self._as_of
-        if number is None or number not in self._known or age > _LONGEST:
+        age = self._clock() - self._as_of
+        if number is None or number not in self._known or age > self.longest:
             return None
         soonest, latest = self._known[number]
         return max(0.0, soonest - age), max(0.0, latest - age)
@@ -69,7 +79,7 @@ class ExpectedWaits:
         if self._worker is None:
             self._worker = Worker("gpu-pool-waits")
         try:
-            return await self._worker.run(do, _PATIENCE)
+            return await self._worker.run(do, self.patience)
         except TimeoutError:
             return None
 
@@ -79,9 +89,9 @@ class ExpectedWaits:
             self._worker.stop()
 
     def _work_out(self, prospects: ForecastInput) -> None:
-        if time.monotonic() < self._due_at:
+        as_of, began = self._clock(), time.thread_time()
+        if as_of < self._due_at:
             return
-        as_of, began = time.monotonic(), time.thread_time()
         self._known = expected_waits(prospects.now, prospects.holding_times)
         self._as_of = as_of
-        self._due_at = as_of + min(_LONGEST, _TIMES * (time.thread_time() - began))
+        self._due_at = as_of + min(self.longest, self.times * (time.thread_time() - began))

@@ -446,7 +446,8 @@ def _decide(
     store: StoreContext, registry: DeviceRegistry, adapted: Adapted, holder: Holder, key: str, mark: str
 ) -> Lease:
     """Grant or queue a request, and end what is over if it has to wait."""
-    registry.register_awaited(store)
+    if registry.awaited:
+        registry.register_awaited(store)
     try:
         within = adapted.within or registry.devices_for(store, adapted.counted)
     except NeverFits:

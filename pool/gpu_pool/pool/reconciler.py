@@ -34,8 +34,6 @@ class Facts:
     #: Whether it is for this process to decide: of those that share a store one does.
     leads: bool = False
     findings: Findings = field(default_factory=Findings)
-    #: Whether anybody is in the queue.
-    somebody_waits: bool = False
     #: Whether nothing can happen by itself until somebody asks for something.
     may_rest: bool = False
 

@@ -20,16 +20,11 @@ class DeviceRegistry:
         #: What is written down.
         self.noted: DevicesFound | None = None
         #: The real devices that are to take the place of simulated ones, once nobody uses those.
-        self._awaited: Sequence[Device] = ()
+        self.awaited: Sequence[Device] = ()
         #: What whoever looks at the pool should know of it; empty for nothing.
         self.note = ""
         #: Devices that were here before, and of which alone it is asked whether they work.
         self.known: tuple[Device, ...] = ()
-
-    @property
-    def awaits_devices(self) -> bool:
-        """Whether real devices are to take the place of simulated ones."""
-        return bool(self._awaited)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -76,29 +71,29 @@ class DeviceRegistry:
 
     def _register(self, store: StoreContext, devices: Sequence[Device], found: DevicesFound) -> None:
         """Make these the pool's devices; where simulated ones are still in use, do so once they are not."""
-        self._awaited, self.note = (), ""
+        self.awaited, self.note = (), ""
         try:
             _take_over(store, devices, found)
         except OtherDevices as error:
             # Whoever holds the simulated ones must be found and ended, which takes an open pool.
             if self._is_owner or any(device.simulated for device in devices):
                 raise
-            self._awaited, self.note = devices, str(error)
+            self.awaited, self.note = devices, str(error)
 
     def register_awaited(self, store: StoreContext) -> None:
         """Register what is awaited, if anything. Raises ``OtherDevices`` while those before are in use."""
-        if self._awaited and self.noted is not None:
-            _take_over(store, self._awaited, self.noted)
-            self._awaited, self.note = (), ""
+        if self.awaited and self.noted is not None:
+            _take_over(store, self.awaited, self.noted)
+            self.awaited, self.note = (), ""
 
     def refuse_awaited(self) -> None:
         """Raise ``OtherDevices`` where other devices are still in use."""
-        if self._awaited:
+        if self.awaited:
             raise OtherDevices(self.note)
 
     def usable(self, store: StoreContext) -> frozenset[str] | None:
         """Return the uuids of the devices that are for this process; None for all of the pool."""
-        if self.noted is None or self._is_owner or self._awaited:
+        if self.noted is None or self._is_owner or self.awaited:
             return None
         found = self.noted.inventory
         if any(each.simulated for each in found.devices):

@@ -71,16 +71,18 @@ class PoolSteps:
             if self._backend.is_owner:
                 await self._pool.refresh(SELDOM)
         finally:
-            await self._store.run(self._look, facts)
+            await self._store.run(self._read_facts, facts)
         return False
 
-    def _look(self, store: StoreContext, facts: Facts) -> None:
-        with contextlib.suppress(OtherDevices):
-            self._pool.registry.register_awaited(store)
+    def _read_facts(self, store: StoreContext, facts: Facts) -> None:
+        registry = self._pool.registry
+        if registry.awaited:
+            with contextlib.suppress(OtherDevices):
+                registry.register_awaited(store)
         facts.leads = self._backend.is_owner or reclaim.leads(store, _STANDS_STILL)
-        facts.findings, facts.somebody_waits = reclaim.find(store), reclaim.somebody_waits(store)
+        facts.findings = reclaim.find_over(store)
         # Whoever owns the devices follows also what others than leases do.
-        is_settled = facts.findings.nothing_lives and not self._pool.registry.awaits_devices
+        is_settled = facts.findings.nothing_lives and not registry.awaited
         facts.may_rest = is_settled and not self._backend.is_owner
 
     async def _end_gone(self, facts: Facts) -> bool:
@@ -102,7 +104,9 @@ class PoolSteps:
         if self._backend.queue is not None:
             await self._follow_queue(self._backend.queue.waits)
         began = time.monotonic()
-        if not (facts.leads and facts.somebody_waits and (facts.findings or began >= self._serve_at)):
+        if not (
+            facts.leads and facts.findings.somebody_waits and (facts.findings or began >= self._serve_at)
+        ):
             return False
         granted = await self._store.run(reclaim.serve_queue, tell=not self._backend.is_owner)
         self._serve_at = began + _SERVE_TIMES * (time.monotonic() - began)
@@ -129,15 +133,14 @@ class PoolSteps:
         if held is self._bound:
             return False
         known = {(lease.id, lease.held_at) for lease in self._bound}
-        new = [lease for lease in held if (lease.id, lease.held_at) not in known and self._is_ours(lease)]
+        new, me = [lease for lease in held if (lease.id, lease.held_at) not in known], Process.current()
         for lease in new:
+            if not (self._backend.is_owner or lease.holder.process == me):
+                continue
             with contextlib.suppress(PoolUnreachable, LeaseGone):  # it was ended
                 await self._backend.bind(lease)
         self._bound = held
         return False
-
-    def _is_ours(self, lease: Lease) -> bool:
-        return self._backend.is_owner or lease.holder.process == Process.current()
 
     async def _unbind(self, _: Facts) -> bool:
         """Let nothing take effect that is not living any more."""

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from gpu_pool.audit import Actor, AuditLog, asks
 from gpu_pool.store import beside, files, schema
-from gpu_pool.store.errors import NoSpace, StoreUnusable, check_room, explain
+from gpu_pool.store.errors import NoSpace, StoreUnusable, as_unusable, check_room
 from gpu_pool.store.locks import FairLock, LivenessLocks
 from gpu_pool.store.schema import queries
 from gpu_pool_client import Slice
@@ -214,7 +214,7 @@ class Database:
                         self._make_room()
                     raise
         except (sqlite3.Error, OSError) as error:
-            raise explain(error, self.path) from error
+            raise as_unusable(error, self.path) from error
         # Not before it is kept, and not while others wait.
         if self.audit_buffer.untold:
             self.audit_buffer.tell()
@@ -334,7 +334,7 @@ class Database:
         try:
             return _connect(self.path, check=self._check_shared), False
         except sqlite3.OperationalError as error:
-            if not isinstance(explain(error, self.path), NoSpace) or _has_log(self.path):
+            if not isinstance(as_unusable(error, self.path), NoSpace) or _has_log(self.path):
                 raise
             return _connect(self.path, "mode=ro&immutable=1"), True
 
@@ -353,7 +353,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise explain(error, path) from error
+        raise as_unusable(error, path) from error
 
 
 def _has_log(path: Path) -> bool:

@@ -204,7 +204,7 @@ class DeviceTable:
         """Return the devices of the pool on which nothing more is granted, in order of placement."""
         return [status for status in self.statuses() if status.drained]
 
-    def drain(self, uuid: str, drained: bool, now: float) -> None:
+    def close(self, uuid: str, drained: bool, now: float) -> None:
         """Grant nothing more on that device, or grant again; ``now`` is Unix seconds."""
         self._db.run("set_drained", {"id": self._numbers[uuid], "drained": drained, "now": now})
 

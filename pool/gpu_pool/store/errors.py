@@ -71,7 +71,7 @@ _FILES: Final = 10
 _KEPT: Final = "Nothing that was decided is lost; leases that end now are recorded once there is space."
 
 
-def explain(error: sqlite3.Error | OSError, path: Path) -> StoreUnusable:
+def as_unusable(error: sqlite3.Error | OSError, path: Path) -> StoreUnusable:
     """Turn an error of SQLite or of the system into words for the person who has to mend it."""
     if isinstance(error, OSError):
         return _explain_system(error, path)

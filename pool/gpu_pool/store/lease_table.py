@@ -68,14 +68,14 @@ class LeaseTable:
         ended = None if number is None else self._db.one("ended_by_number", number=number)
         if ended is None or ended["id"] != lease_id:
             raise LeaseGone(f"There is no lease {lease_id[:64]!a} in this pool.", "Ask for a new slice.")
-        return _ended_lease(ended)
+        return _of_history(ended)
 
     def by_key(self, key: str) -> Lease:
         """Return the lease of a key that is known."""
         row = self._db.one("lease_by_key", key=key)
         if row is not None:
             return self._read(row)
-        return _ended_lease(self._db.one("ended_by_key", key=key))
+        return _of_history(self._db.one("ended_by_key", key=key))
 
     def not_waiting(self) -> tuple[Lease, ...]:
         """Return held and parked leases, oldest first."""
@@ -161,20 +161,8 @@ class LeaseTable:
 
     def as_ended(self, row: Row, reason: EndReason) -> Lease:
         """Return the lease of a row as the history will have it, which ends for this reason."""
-        return Lease(
-            id=row["id"],
-            key=row["key"],
-            request=read_request(row["request"]),
-            holder=_holder(row, None),
-            state=LeaseState.ENDED,
-            requested_at=row["requested_at"],
-            held_at=row["first_held_at"],
-            first_held_at=row["first_held_at"],
-            ended_at=self._clock.wall(),
-            end_reason=EndReason(row["ending"] or reason),
-            notice=row["notice"],
-            failure=read_failure(row["failure"]) if row["failure"] else None,
-        )
+        reason = EndReason(row["ending"] or reason)
+        return _ended(row, reason, self._clock.wall(), row["first_held_at"], row["notice"])
 
     def _read(self, row: sqlite3.Row) -> Lease:
         return self.value(row, self._devices.read(row["slices"]), self.position(row))
@@ -242,8 +230,12 @@ def _holder(row: Row, process: Process | None, *, batch: bool = False) -> Holder
     return Holder(row["user"], row["course"] or None, row["kernel"], process, bool(row["batch"]) or batch)
 
 
-def _ended_lease(row: sqlite3.Row) -> Lease:
+def _of_history(row: sqlite3.Row) -> Lease:
     """Return the lease of a row of ``history``."""
+    return _ended(row, EndReason(row["reason"]), row["ended_at"], row["held_at"], row["note"])
+
+
+def _ended(row: Row, reason: EndReason, at: float, held_at: float | None, notice: str) -> Lease:
     return Lease(
         id=row["id"],
         key=row["key"],
@@ -251,11 +243,11 @@ def _ended_lease(row: sqlite3.Row) -> Lease:
         holder=_holder(row, None),
         state=LeaseState.ENDED,
         requested_at=row["requested_at"],
-        held_at=row["held_at"],
-        first_held_at=row["held_at"],
-        ended_at=row["ended_at"],
-        end_reason=EndReason(row["reason"]),
-        notice=row["note"],
+        held_at=held_at,
+        first_held_at=held_at,
+        ended_at=at,
+        end_reason=reason,
+        notice=notice,
         failure=read_failure(row["failure"]) if row["failure"] else None,
     )
 

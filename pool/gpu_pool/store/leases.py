@@ -63,7 +63,7 @@ def read_by_key(store: StoreContext, key: str) -> Lease | None:
 def status(store: StoreContext, url: str) -> PoolStatus:
     """Return everything as one snapshot, without the leases that are over and not ended yet."""
     now = store.clock.uptime()
-    findings = reclaim.find(store)
+    findings = reclaim.find_over(store)
     with store.db.snapshot():
         status = PoolStatus(
             url,
@@ -131,7 +131,7 @@ def change_size(
     """Change what a lease asks for; see ``Pool.resize``."""
     with store.db.transaction(store.give_up_at):
         before = _row_that_may_ask(store, lease_id, request)
-        store.resizing.resize(before, request, ahead=ahead)
+        store.resizing.change(before, request, ahead=ahead)
         row = store.leases.row(lease_id)
         parts = store.devices.read(row["slices"])
         store.db.audit_buffer.decided("resized", row, parts, {"before": before["request"]})

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from gpu_pool.store.errors import StoreUnusable, explain
+from gpu_pool.store.errors import StoreUnusable, as_unusable
 
 # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -212,7 +212,7 @@ class Ownership:
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise explain(error, path) from error
+            raise as_unusable(error, path) from error
         try:
             self._lock(path, fcntl.LOCK_EX if owner else fcntl.LOCK_SH)
             if owner:

@@ -151,7 +151,7 @@ class StoredQueue:
         waited = {"waited": round(max(0.0, now - waiter.since), 3)}
         self._db.audit_buffer.decided("granted", row, parts, waited, asked=False)
 
-    def explain(self, row: Row, place: int) -> Outlook:
+    def why_waiting(self, row: Row, place: int) -> Outlook:
         """Say why this lease waits."""
         waiter = self._waiter(row)
         reserved = [self._waiter(each) for each in self._db.run("reserved").fetchall()]
@@ -172,7 +172,7 @@ class StoredQueue:
         """Return the first who wait, in the order of their turns."""
         return [self._waiter(row) for row in self._db.run("first_waiters", {"most": most}).fetchall()]
 
-    def forecast(self, row: Row) -> QueueForecast | None:
+    def foresee(self, row: Row) -> QueueForecast | None:
         """Say what a lease would meet in the queue that is not there; None if it would be granted at once."""
         waiters = self._waiters()
         number = 1 + max((each.number for each in waiters), default=0)

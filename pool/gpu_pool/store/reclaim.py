@@ -30,8 +30,9 @@ class Findings:
     dead: frozenset[str] = frozenset()
     #: Whether a deadline has passed.
     overdue: bool = False
-    #: Whether there is no lease that has not ended.
+    #: Whether there is no lease that has not ended, and whether anybody is in the queue.
     nothing_lives: bool = False
+    somebody_waits: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.dead) or self.overdue
@@ -113,7 +114,7 @@ def leads(store: StoreContext, unless_within: float) -> bool:
     return not 0 <= age < unless_within
 
 
-def find(store: StoreContext) -> Findings:
+def find_over(store: StoreContext) -> Findings:
     """Return which processes that keep leases alive are gone, and whether deadlines have passed.
 
     Every such process is looked at, without holding up writers.
@@ -122,14 +123,9 @@ def find(store: StoreContext) -> Findings:
     with store.db.snapshot():
         lives = [row["life"].rpartition(" ") for row in store.db.run("lives")]
         overdue = store.db.one("overdue", now=store.clock.uptime(), margin=_MARGIN) is not None
+        somebody_waits = bool(store.db.one("count_waiters")[0])
     dead = frozenset(text for text, _, liveness_lock in lives if _is_dead(text, liveness_lock, liveness))
-    return Findings(dead, overdue, nothing_lives=not lives)
-
-
-def somebody_waits(store: StoreContext) -> bool:
-    """Whether anybody is in the queue."""
-    with store.db.snapshot():
-        return bool(store.db.one("count_waiters")[0])
+    return Findings(dead, overdue, not lives, somebody_waits)
 
 
 def end_gone(store: StoreContext, findings: Findings) -> bool:
@@ -163,7 +159,7 @@ def serve_queue(store: StoreContext, *, tell: bool = True) -> bool:
 
 def end_over(store: StoreContext) -> None:
     """End what is over, and serve the queue if anything was: before whoever asks has to wait."""
-    findings = find(store)
+    findings = find_over(store)
     if findings:
         with store.db.transaction(store.give_up_at):
             _end_late(store)

@@ -17,7 +17,7 @@ def close_device(store: StoreContext, device: str, drained: bool) -> DeviceStatu
     with store.db.transaction(store.give_up_at):
         statuses = store.devices.statuses(with_gone=True)
         chosen = admission.find_device(device, [status.device for status in statuses])
-        store.devices.drain(chosen.uuid, drained, store.clock.wall())
+        store.devices.close(chosen.uuid, drained, store.clock.wall())
         store.db.audit_buffer.noted("drained" if drained else "undrained", {"device": chosen.uuid})
         store.queue.serve()
         return next(each for each in store.devices.statuses(with_gone=True) if each.device == chosen)

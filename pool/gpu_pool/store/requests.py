@@ -58,7 +58,8 @@ def decide(
         if known:  # whatever would be said of a new one by now
             return store.leases.by_key(key)
         admission.check_rules(request, store.rules)
-        store.check_course(request, holder)
+        if store.course_files is not None:
+            store.check_course(request, holder)
         row["number"], row["id"] = number, f"{number}-{mark or os.urandom(4).hex()}"
         row["within"] = ",".join(sorted(within))
         statuses = [
@@ -184,7 +185,7 @@ def why_waiting(store: StoreContext, lease_id: str) -> Outlook:
             raise gone(store.leases.as_ended(row, reason))
         if place is None:
             raise BadRequest(f"Lease {lease_id} does not wait: it is {row['state']}.")
-        return store.queue.explain(row, place)
+        return store.queue.why_waiting(row, place)
 
 
 def prospects(store: StoreContext) -> ForecastInput | None:
@@ -206,7 +207,7 @@ def foresee(
     with store.db.snapshot():
         store.check_course(request, holder)
         _check(store, request, row, list(quotas.scopes(store.sharing, row["user"], row["course"])))
-        found = store.queue.forecast(row)
+        found = store.queue.foresee(row)
         if found is not None and row["user"]:
             _check_waiting(store, request, row["user"])
         return found

@@ -36,7 +36,7 @@ class Resizing:
         self.sharing = sharing
         self._clock = clock
 
-    def resize(self, row: Row, request: SliceRequest, *, ahead: bool = False) -> None:
+    def change(self, row: Row, request: SliceRequest, *, ahead: bool = False) -> None:
         """Change what the lease of this row asks for. Raises what ``Pool.resize`` does."""
         before = read_request(row["request"])
         is_held, held = row["state"] == LeaseState.HELD, self._devices.read(row["slices"])

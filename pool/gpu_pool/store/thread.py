@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextvars import Context, copy_context
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from gpu_pool.audit.callers import Caller
 from gpu_pool.store.context import StoreContext
@@ -19,11 +19,6 @@ from gpu_pool_client._log import get_logger
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-#: Seconds after which a decision is given up that could not begin.
-ANSWER_WITHIN: Final = 30.0
-#: Seconds that closing may take.
-_CLOSE_WITHIN: Final = 1.0
 
 
 class _Call(NamedTuple):
@@ -53,6 +48,8 @@ class StoreThread:
         open_store: Callable[[float | None], StoreContext],
         before_opening: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        #: Seconds after which a transaction is given up that could not begin, and that closing may take.
+        self.answer_within, self.close_within = 30.0, 1.0
         self._path = path
         self._before_opening = before_opening
         self._opened = _OpenedStore(open_store)
@@ -71,11 +68,13 @@ class StoreThread:
     ) -> Coroutine[Any, Any, T]:
         """Run a transaction with these arguments, and return what it returns.
 
-        Raises ``StoreUnusable`` where it could not begin within ``ANSWER_WITHIN`` seconds, or is not
+        Raises ``StoreUnusable`` where it could not begin within :attr:`answer_within` seconds, or is not
         done soon after. What there was no room for is tried once more: what was written before may have
         been moved together meanwhile.
         """
-        return self._answer(_Call(self._caller, copy_context(), transaction, args, kwargs), ANSWER_WITHIN)
+        return self._answer(
+            _Call(self._caller, copy_context(), transaction, args, kwargs), self.answer_within
+        )
 
     def run_alone(
         self,
@@ -120,7 +119,7 @@ class StoreThread:
         self._worker.submit(self._opened.close)
         # Whatever holds the store up has been said already by the call that met it.
         with contextlib.suppress(TimeoutError):
-            await self._worker.run(lambda: None, _CLOSE_WITHIN)
+            await self._worker.run(lambda: None, self.close_within)
         self._worker.stop()
 
     def _stuck(self, within: float) -> StoreUnusable:
@@ -157,7 +156,8 @@ class _OpenedStore:
         try:
             if call.follows_courses and store.course_files is not None:
                 call.context.run(store.follow_files)
-            return _made(store, call)
+            store.caller = call.caller
+            return call.context.run(call.transaction, store, *call.args, **call.kwargs)
         finally:
             store.db.refusal = None
 
@@ -175,7 +175,8 @@ class _OpenedStore:
         while self._owed:
             call = self._owed.pop(0)
             try:
-                _made(store, call)
+                store.caller = call.caller
+                call.context.run(call.transaction, store, *call.args, **call.kwargs)
             except StoreUnusable as error:
                 self._owed.insert(0, call)
                 return error
@@ -209,8 +210,3 @@ class _OpenedStore:
         if self.store is not None:
             self.store.db.close()
             self.store = None
-
-
-def _made(store: StoreContext, call: _Call) -> Any:
-    store.caller = call.caller
-    return call.context.run(call.transaction, store, *call.args, **call.kwargs)

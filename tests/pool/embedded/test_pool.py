@@ -305,23 +305,20 @@ async def test_a_withdrawal_is_not_lost_however_long_the_store_is_busy(
         monkeypatch.setattr(pool, "wait", noted)
         acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "second"))
         await waits.wait()
-        with monkeypatch.context() as busy:
-            # As if every decision had been waiting for too long already.
-            busy.setattr("gpu_pool.store.thread.ANSWER_WITHIN", -0.9)
-            acquiring.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await acquiring
+        usual = pool.store.answer_within
+        pool.store.answer_within = -0.9  # as if every decision had been waiting for too long already
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        pool.store.answer_within = usual
         assert (await pool.get_lease(second)).end_reason is EndReason.WITHDRAWN
 
 
-async def test_a_store_that_others_keep_locked_is_closed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_others_keep_locked_is_closed_at_once(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     pool = embedded(path)
     await pool.status()  # which may take its time
-    monkeypatch.setattr("gpu_pool.store.thread.ANSWER_WITHIN", 0.1)
-    monkeypatch.setattr("gpu_pool.store.thread._CLOSE_WITHIN", 0.1)
+    pool.store.answer_within = pool.core.store.close_within = 0.1
     with FairLock(path.with_name("store.db.lock")):
         with pytest.raises(StoreUnusable, match="has been locked"):
             await take(pool, "1", "key")

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,10 +20,8 @@ from support.queues import RULES, holding, statuses, waiter
 STAYS = [forecast.HoldingTime("", 1000, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for what is worked out, however busy the machine is."""
-    monkeypatch.setattr(expected_waits, "_PATIENCE", 30.0)
+#: Seconds to wait for what is worked out, however busy the machine is.
+PATIENT = 30.0
 
 
 def prospects(*numbers: int) -> ForecastInput:
@@ -34,41 +31,38 @@ def prospects(*numbers: int) -> ForecastInput:
     return ForecastInput(Situation(line, held, statuses(held), RULES, Policy(), Usage(), 100.0), STAYS)
 
 
-async def test_waits_are_those_of_the_whole_line_less_what_has_passed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits = ExpectedWaits()
+async def test_waits_are_those_of_the_whole_line_less_what_has_passed() -> None:
+    now = 1_000.0
+    waits = ExpectedWaits(patience=PATIENT, clock=lambda: now)
     await waits.learn(prospects(1, 2))
     expected = forecast.expected_waits(prospects(1, 2).now, STAYS)
-    now = waits._as_of + 60.0
-    monkeypatch.setattr(expected_waits, "time", SimpleNamespace(monotonic=lambda: now))
+    now += 60.0
     for number in (1, 2):
         assert waits.of(number) == pytest.approx([each - 60.0 for each in expected[number]])
     assert waits.of(3) is None
     waits.close()
 
 
-async def test_what_took_long_is_not_worked_out_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = ExpectedWaits()
+async def test_what_took_long_is_not_worked_out_again_soon() -> None:
+    waits = ExpectedWaits(patience=PATIENT, times=1e9)
     assert waits.are_due
-    monkeypatch.setattr(expected_waits, "_TIMES", 1e9)
     await waits.learn(prospects(1))
     assert not waits.are_due
     await waits.learn(prospects(2))
     assert waits.of(2) is None
     assert waits.of(1) is not None
-    monkeypatch.setattr(expected_waits, "_LONGEST", 0.0)
+    waits.longest = 0.0
     assert waits.of(1) is None
     waits.close()
 
 
 async def test_nobody_waits_long_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, may_end = ExpectedWaits(), threading.Event()
+    waits, may_end = ExpectedWaits(patience=0.05), threading.Event()
     with monkeypatch.context() as slow:
-        slow.setattr(expected_waits, "_PATIENCE", 0.05)
         slow.setattr(expected_waits, "expected_wait", lambda *_: may_end.wait(120))
         assert await waits.foresee(1, prospects(1)) is None
     may_end.set()
+    waits.patience = PATIENT
     assert await waits.foresee(1, prospects(1)) is not None
     waits.close()
 
@@ -76,24 +70,25 @@ async def test_nobody_waits_long_for_what_takes_long(monkeypatch: pytest.MonkeyP
 async def test_few_at_once_keep_it_busy_and_the_line_is_worked_out_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    waits, may_end, begun = ExpectedWaits(), threading.Event(), []
+    most, may_end, begun = 4, threading.Event(), []
+    waits = ExpectedWaits(patience=0.05, most_asking=most)
 
     def slowly(number: int, *_: object) -> None:
         begun.append(number)
         may_end.wait(120)
 
     with monkeypatch.context() as slow:
-        slow.setattr(expected_waits, "_PATIENCE", 0.05)
         slow.setattr(expected_waits, "expected_wait", slowly)
-        many = range(3 * expected_waits._MOST_ASKING)
+        many = range(3 * most)
         await asyncio.gather(
             *(waits.foresee(each, prospects(each)) for each in many), waits.learn(prospects(1))
         )
         assert not waits.are_due
         may_end.set()
         await until(lambda: waits.of(1) is not None)
-    assert begun == list(many[: expected_waits._MOST_ASKING])
+    assert begun == list(many[:most])
     # Their places are free again.
+    waits.patience = PATIENT
     assert await waits.foresee(1, prospects(1)) is not None
     waits.close()
 

@@ -17,7 +17,7 @@ import pytest
 
 from gpu_pool.store import files
 from gpu_pool.store.database import Database
-from gpu_pool.store.errors import StoreUnusable, explain
+from gpu_pool.store.errors import StoreUnusable, as_unusable
 from gpu_pool_client import PoolUnreachable
 from support.pools import embedded, take
 
@@ -312,4 +312,4 @@ def test_a_lock_of_another_kind(tmp_path: Path) -> None:
     ],
 )
 def test_the_words_for_an_error(error: OSError | sqlite3.Error, words: str) -> None:
-    assert words in str(explain(error, Path("/x/store.db")))
+    assert words in str(as_unusable(error, Path("/x/store.db")))

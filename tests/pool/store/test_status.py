@@ -140,7 +140,7 @@ def test_a_look_reads_each_process_once_however_many_wait_for_it(
         return True
 
     monkeypatch.setattr(Process, "is_alive", judge)
-    assert reclaim.look(clocked.database, clocked.uptime).dead == frozenset()
+    assert reclaim.find_over(clocked.lease_store).dead == frozenset()
     assert len(judged) == len(set(judged)) == 3
     monkeypatch.undo()
     reclaim.end_over(clocked.lease_store)
