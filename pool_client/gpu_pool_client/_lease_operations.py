@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -210,6 +210,24 @@ class LeaseOperations(abc.ABC):
             not known.
         """
         return await self._perform(LeaseOperations.activity, lease_id)
+
+    @operation(
+        Http("POST", f"{LEASE}/busy"),
+        may=OWNERS,
+        cost=Cost.DECISION,
+        decision="work of {lease_id}",
+    )
+    async def report_busy(self, lease_id: str, spans: Sequence[tuple[float, float]]) -> None:
+        """Say when a lease's kernel worked on what was submitted, for the history.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        spans
+            When it began, in Unix seconds, and for how many seconds it worked.
+        """
+        await self._perform(LeaseOperations.report_busy, lease_id, spans)
 
     @operation(
         Http("POST", f"{LEASE}/resize"),

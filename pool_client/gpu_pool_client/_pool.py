@@ -302,6 +302,23 @@ class Pool(LeaseOperations):
         """
         return await self._perform(Pool.history, since)
 
+    @operation(Http("GET", "/busy"), may=ADMINISTRATORS, cost=Cost.ONE_AT_A_TIME)
+    async def busy_times(self, since: float = 0.0) -> Mapping[str, tuple[tuple[float, float], ...]]:
+        """Return when kernels worked whose leases have ended, as far as their servers have said so.
+
+        Parameters
+        ----------
+        since
+            The time from which on they have ended, in Unix seconds.
+
+        Returns
+        -------
+        Mapping[str, tuple[tuple[float, float], ...]]
+            By lease id: when each piece of work began, in Unix seconds, and for how many seconds it lasted.
+            A lease of which nobody has said anything is missing.
+        """
+        return await self._perform(Pool.busy_times, since)
+
     @operation(
         Http("GET", "/status"),
         may=(*USERS, Principal.SERVICE),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -359,6 +359,12 @@ class LeaseClient:
         activity = await self._kernel_slice.pool.activity(self._held)
         self._kernel_slice.activity = activity
         return activity
+
+    async def report_busy(self, spans: Sequence[tuple[float, float]]) -> None:
+        """Tell the pool when the kernel worked. What it cannot hear of is left out of its history."""
+        if spans:
+            with contextlib.suppress(GpuPoolError):
+                await self._kernel_slice.pool.report_busy(self._held, spans)
 
     async def park(self) -> Lease:
         """Lend the slice to others, or leave the queue for it. Raises ``NotAllowed`` where it holds state."""

@@ -249,6 +249,7 @@ class SessionWork:
             if lease.state is LeaseState.ENDED:
                 reason = lease.end_reason.value if lease.end_reason else None
                 return events.TermsOver(idling.taken(reason, lease.notice))
+            await client.report_busy(relay.busy_times.due())
             activity = None
             if idling.needs_device(known, lease, *relay.seen, time.monotonic()):
                 activity = await client.activity()

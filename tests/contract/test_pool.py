@@ -368,6 +368,27 @@ async def test_the_history_says_what_became_of_every_lease(pool: Pool) -> None:
     assert await pool.history(rows[-1].ended_at + 1) == []
 
 
+async def test_the_history_keeps_when_kernels_worked(pool: Pool) -> None:
+    lease, silent = await take(pool, "20%", key()), await take(pool, "20%", key())
+    await pool.report_busy(lease, [(2000.5, 1.5)])
+    await pool.report_busy(lease, [(1000.0, 60.0)])
+    assert lease not in await pool.busy_times()
+    for each in (lease, silent):
+        await pool.release(each)
+    found = await pool.busy_times()
+    assert {number: [tuple(span) for span in spans] for number, spans in found.items()} == {
+        lease: [(1000.0, 60.0), (2000.5, 1.5)]
+    }
+    assert await pool.busy_times((await pool.history())[-1].ended_at + 1) == {}
+
+
+@pytest.mark.parametrize("span", [(math.inf, 1.0), (1.0, math.nan), (1.0, -1.0)])
+async def test_a_kernel_cannot_have_worked_at_no_time(pool: Pool, span: tuple[float, float]) -> None:
+    lease = await take(pool, "20%", key())
+    with pytest.raises(BadRequest):
+        await pool.report_busy(lease, [span])
+
+
 async def test_batch_work_comes_after_all_that_is_not(pool: Pool) -> None:
     held = await take(pool, "1", key())
     grader = Holder("ada", batch=True)

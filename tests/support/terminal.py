@@ -68,11 +68,11 @@ class Terminal:
 
     def status(self) -> PoolStatus:
         """Return the pool as this test's process sees it."""
-        return self._ask(lambda pool: pool.status())
+        return self.ask(lambda pool: pool.status())
 
     def lease(self, lease_id: str) -> Lease:
         """Return a lease, or what it was when it ended."""
-        return self._ask(lambda pool: pool.get_lease(lease_id))
+        return self.ask(lambda pool: pool.get_lease(lease_id))
 
     def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""
@@ -82,18 +82,20 @@ class Terminal:
     def hold(self, size: str) -> str:
         """Hold a slice in the name of this test's process; return the lease's id."""
         request, key = parse_request(size), f"test-{time.monotonic_ns()}"
-        return self._ask(lambda pool: pool.request(request, Holder("somebody"), key)).id
+        return self.ask(lambda pool: pool.request(request, Holder("somebody"), key)).id
 
     def free(self, lease_id: str) -> None:
         """Give a slice back."""
-        self._ask(lambda pool: pool.release(lease_id))
+        self.ask(lambda pool: pool.release(lease_id))
 
-    def _ask(self, question: Callable[[Pool], Awaitable[T]]) -> T:
-        async def ask() -> T:
+    def ask(self, question: Callable[[Pool], Awaitable[T]]) -> T:
+        """Ask the pool something in the name of this test's process."""
+
+        async def asked() -> T:
             async with connect(self.environment["GPU_POOL_URL"]) as pool:
                 return await question(pool)
 
-        return asyncio.run(ask())
+        return asyncio.run(asked())
 
 
 def _as_from_a_shell() -> None:

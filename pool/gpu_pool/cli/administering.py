@@ -16,6 +16,7 @@ import click
 
 from gpu_pool.cli import completing, formatting, screen
 from gpu_pool.cli.formatting import plain_failure
+from gpu_pool.cli.past import hashed, nameless, recorded_leases
 from gpu_pool.cli.session import CommandSession, json_option, naming_leases, verb
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
@@ -82,17 +83,34 @@ def undrain(session: CommandSession, device: str) -> int:
     return _drain(session, device, drained=False)
 
 
-@verb("history", "gpu-pool history --since 7d", "gpu-pool history --json | tail -n 1")
+@verb(
+    "history",
+    "gpu-pool history --since 7d",
+    "gpu-pool history --json | tail -n 1",
+    "gpu-pool history --cells --since 30d | tail -n 1",
+)
 @click.option(
     "--since", default="1d", metavar="DURATION", help="How far back: 90min, 12h, 7d. By default 1d."
 )
+@click.option(
+    "--cells",
+    is_flag=True,
+    help="Print who had a slice when, and when it was busy, as JSON; users by a name of this export alone.",
+)
+@click.option("--without-names", is_flag=True, help="With --cells: leave users out.")
 @json_option
-def history(session: CommandSession, since: str) -> int:
+def history(session: CommandSession, since: str, cells: bool, without_names: bool) -> int:
     """List the leases that have ended, and why.
 
-    With --json one object per line, which "gpu-pool simulate" reads.
+    With --json one object per line, which "gpu-pool simulate" reads; with --cells
+    as well, for its --format history.
     """
     first = time.time() - parse_duration(since)
+    if cells:
+        rows = session.ask(lambda pool: recorded_leases(pool, first))
+        for plain in nameless(rows) if without_names else hashed(rows):
+            screen.show_json(plain, indent=None)
+        return 0
     ended, living = session.ask(lambda pool: _history(pool, first))
     if session.as_json:
         for row in ended:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -46,6 +47,7 @@ class RecordedOptions:
     state: str | None
     same_device: bool
     per_node: int | None
+    from_history: float | None
 
 
 _OPTIONS: Final = (
@@ -96,6 +98,12 @@ _OPTIONS: Final = (
         metavar="N",
         help="How many of the GPUs are in one machine; all by default. A slice's GPUs are in one.",
     ),
+    click.option(
+        "--from-history",
+        type=Duration(unit=86_400),
+        metavar="TIME",
+        help="Replay what the pool itself has recorded, so far back: 30d, or days. No WORKLOAD is read.",
+    ),
 )
 
 
@@ -120,6 +128,38 @@ def read_days(path: Path, options: RecordedOptions) -> RecordedDays:
     if len(days.bad) > _TOLD_ROWS:
         screen.note(f"{len(days.bad)} lines are left out in all")
     return in_window(days, options.window)
+
+
+def own_days(rows: Iterable[Mapping[str, Any]], window: str | None) -> RecordedDays:
+    """Return what the pool has recorded. Raises ``BadRequest`` where that is nothing."""
+    from gpu_pool.simulation.formats import FORMATS as READERS
+
+    return in_window(READERS["history"](json.dumps(row) for row in rows), window)
+
+
+def more_devices(text: str, own: Sequence[Device]) -> tuple[Device, ...]:
+    """Return the pool's devices, and what is added to them: ``V100:4`` for four more of those that it has.
+
+    A model that the pool has not is named with its memory, as in ``GPU_POOL_DEVICES``. Raises ``BadRequest``.
+    """
+    from gpu_pool.devices.inventory import parse_devices
+
+    added: list[Device] = []
+    for entry in text.split(","):
+        name, _, number = entry.strip().rpartition(":")
+        like = next((each for each in own if name and name.lower() in each.model.lower()), None)
+        if like is None or not number.isascii() or not number.isdigit():
+            added += parse_devices(entry, "--devices")
+        else:
+            added += [like] * int(number)
+    first = 1 + max((device.index for device in own), default=-1)
+    return (
+        *own,
+        *(
+            dataclasses.replace(device, uuid=f"{device.uuid}-more-{place}", index=first + place, nvlink=())
+            for place, device in enumerate(added)
+        ),
+    )
 
 
 def in_window(days: RecordedDays, window: str | None) -> RecordedDays:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 
 from gpu_pool.cli import completing, recorded, screen
 from gpu_pool.cli.formatting import safe
+from gpu_pool.cli.past import recorded_leases
 from gpu_pool.cli.recorded import RecordedOptions, recorded_options
 from gpu_pool.cli.screen import Progress
 from gpu_pool.cli.session import CommandSession, Duration, complete, json_option, verb
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from gpu_pool.cli.screen import Shown
     from gpu_pool.policy.queue import Policy
     from gpu_pool.simulation import Arrival, RunFigures
+    from gpu_pool.simulation.recorded import RecordedDays
     from gpu_pool.simulation.report import WaitFigures
     from gpu_pool_client import Device
 
@@ -37,13 +40,14 @@ _DEVICES = "--devices"
     "gpu-pool simulate mixed --json | jq '.orders.fair.utilisation'",
     "gpu-pool simulate trace.csv --format openb --window 125d+3d --devices V100-SXM2-32GB:8",
     "gpu-pool simulate trace.csv --format sensei --window 561.5h+17.5h --devices V100-SXM2-32GB:400",
+    "gpu-pool simulate --from-history 30d --devices +V100:4 --yield-after 60s",
 )
 @click.argument("workload", default="mixed", shell_complete=completing.workloads)
 @click.option(
     _DEVICES,
     metavar="DEVICES",
     help="The GPUs, as in GPU_POOL_DEVICES: V100-SXM2-32GB:4. By default the pool's own for a file, "
-    "and for a made-up workload those that it is made for.",
+    "and for a made-up workload those that it is made for. +V100:4 for four more than the pool has.",
 )
 @click.option("--weight", metavar="COURSE=N", multiple=True, help="The weight of a course; 1 by default.")
 @click.option(
@@ -80,8 +84,8 @@ def simulate(
     """
     options = RecordedOptions(**about_days)
     given = dict(map(_weight, weight))
-    if options.form is not None:
-        _simulate_days(session, _file(workload), devices, options, _policy(given, drain_after), plot)
+    if options.form is not None or options.from_history is not None:
+        _simulate_days(session, workload, devices, options, _policy(given, drain_after), plot)
         return 0
     title, found, gpus, weights = _arrivals(session, workload, devices, seed)
     _compare(session, title, found, gpus, _policy({**weights, **given}, drain_after), plot)
@@ -90,33 +94,45 @@ def simulate(
 
 def _simulate_days(
     session: CommandSession,
-    path: Path,
+    workload: str,
     devices: str | None,
     options: RecordedOptions,
     policy: Policy,
     plot: Path | None,
 ) -> None:
-    """Replay what is in a file: cell by cell where it says when these ran, else as leases."""
-    from gpu_pool.devices.inventory import parse_devices
-
-    days = recorded.read_days(path, options)
-    if devices:
-        gpus = parse_devices(devices, _DEVICES)
-    elif days.has_cells and options.form != "history":
-        # Without GPUs it is still told what would be held if there were enough.
-        gpus = ()
+    """Replay what was recorded: cell by cell where it is known when these ran, else as leases."""
+    if options.from_history is not None:
+        title = f"the last {format_duration(options.from_history)}"
+        since = time.time() - options.from_history
+        rows = session.ask(lambda pool: recorded_leases(pool, since))
+        days = recorded.own_days(rows, options.window)
     else:
-        gpus = complete(_of_pool(session))
-    gpus = recorded.nodes(gpus, options.per_node)
+        title, days = Path(workload).name, recorded.read_days(_file(workload), options)
+    gpus = recorded.nodes(_gpus(session, devices, days, options), options.per_node)
     if days.has_cells:
-        recorded.replay_days(path.name, days, gpus, options, policy, plot, as_json=session.as_json)
+        recorded.replay_days(title, days, gpus, options, policy, plot, as_json=session.as_json)
     elif options.idle_limit or options.yield_after:
         raise BadRequest(
-            "This file does not say when cells ran, so it cannot be told when kernels were idle.",
+            "It was not recorded when cells ran, so it cannot be told when kernels were idle.",
             "Leave --idle-limit and --yield-after out.",
         )
     else:
-        _compare(session, path.name, days.arrivals(), gpus, policy, plot)
+        _compare(session, title, days.arrivals(), gpus, policy, plot)
+
+
+def _gpus(
+    session: CommandSession, devices: str | None, days: RecordedDays, options: RecordedOptions
+) -> tuple[Device, ...]:
+    """Return the devices to simulate: those that are named, with those of the pool or in their place."""
+    from gpu_pool.devices.inventory import parse_devices
+
+    if devices and devices.startswith("+"):
+        return recorded.more_devices(devices[1:], complete(_of_pool(session)))
+    if devices:
+        return parse_devices(devices, _DEVICES)
+    if days.has_cells and options.form not in (None, "history"):
+        return ()  # it is still told what would be held if there were enough
+    return complete(_of_pool(session))
 
 
 def _compare(

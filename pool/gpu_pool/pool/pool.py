@@ -240,6 +240,10 @@ class Pool(Contract):
         """See ``Pool.renew``."""
         return await self._bound(await self.store.run(leases.set_deadline, lease_id, ttl))
 
+    async def report_busy(self, lease_id: str, spans: Sequence[tuple[float, float]]) -> None:
+        """See ``Pool.report_busy``."""
+        await self.store.run(leases.report_busy, lease_id, tuple(spans))
+
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
         lease = await self.core.living(lease_id)
@@ -427,6 +431,10 @@ class Pool(Contract):
     async def history(self, since: float = 0.0, *, user: str | None = None) -> list[EndedLease]:
         """See ``Pool.history``. With ``user``, of that user alone."""
         return await self.store.run(records.history, since, user)
+
+    async def busy_times(self, since: float = 0.0) -> Mapping[str, tuple[tuple[float, float], ...]]:
+        """See ``Pool.busy_times``."""
+        return await self.store.run(records.busy_times, since)
 
     def _asked(self, **what: str | SliceRequest | None) -> AbstractContextManager[None]:
         """Do what somebody asks for: if nobody else is known to, this process. Refusals are written down."""

@@ -261,6 +261,17 @@ ON CONFLICT (day, user, course, reason, touched) DO UPDATE SET
 -- name: delete_from_history
 DELETE FROM history WHERE number = :number;
 
+-- name: busy_of_lease
+SELECT count(*) FROM busy WHERE number = :number;
+
+-- name: add_busy
+INSERT OR REPLACE INTO busy (number, began, seconds) VALUES (:number, :began, :seconds);
+
+-- name: busy_times
+SELECT history.id, busy.began, busy.seconds
+FROM history JOIN busy ON busy.number = history.number
+WHERE history.ended_at >= :since ORDER BY history.number, busy.began LIMIT :most;
+
 -- name: history_size
 SELECT (SELECT count(*) FROM history) AS leases, (SELECT count(*) FROM past_use) AS sums,
        (SELECT min(ended_at) FROM history) AS oldest;

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpu_pool.policy.sharing import CourseVersion
+from gpu_pool.store import busy
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.history import HistorySize
 from gpu_pool_client import EndedLease
@@ -19,6 +20,12 @@ def history(store: StoreContext, since: float, user: str | None = None) -> list[
     """Return the leases, or those of a user, that have ended since then; see ``Pool.history``."""
     with store.db.snapshot():
         return store.history.read(since, user)
+
+
+def busy_times(store: StoreContext, since: float) -> dict[str, tuple[busy.Span, ...]]:
+    """Return when the kernels of leases worked that have ended since then; see ``Pool.busy_times``."""
+    with store.db.snapshot():
+        return busy.read(store.db, since)
 
 
 def history_size(store: StoreContext) -> HistorySize:

@@ -13,6 +13,7 @@ import zmq
 from jupyter_client.session import DELIM, Session
 
 from gpu_pool_client._log import RareWarnings
+from gpu_pool_provisioner.proxy.busy_times import BusyTimes
 from gpu_pool_provisioner.proxy.channels import Channels, close_all, connect_back, ignore, is_refusal
 from gpu_pool_provisioner.proxy.signed import Message, UnreadableMessageError, read_message
 
@@ -58,6 +59,8 @@ class Relay:
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: When the kernel last began or ended work that was submitted (``time.monotonic()``); None if never.
         self.last_activity: float | None = None
+        #: When it worked, for the pool's history.
+        self.busy_times = BusyTimes()
         #: What is done with messages of our own that the kernel publishes, by their type.
         self.messages: dict[str, Callable[[Mapping[str, Any]], None]] = {}
         #: Headers of what the kernel works on, by message id: with subshells, several at a time.
@@ -221,7 +224,9 @@ class Relay:
             self.last_activity = time.monotonic()
             if b'"busy"' not in content:
                 self._at_work.pop(header.get("msg_id", ""), None)
+                self.busy_times.see(busy=self.busy)
                 return
+            self.busy_times.see(busy=True)
             self._at_work[header.get("msg_id", "")] = header
             if len(self._at_work) > _MOST_AT_WORK:
                 del self._at_work[next(iter(self._at_work))]

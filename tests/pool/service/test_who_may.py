@@ -43,6 +43,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "kernel": KernelCommand(("python3",), {}),
     "message": "The exam begins.",
     "timeout": 0,
+    "spans": ((1000.0, 60.0),),
 }
 by_name = pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row.name)
 
