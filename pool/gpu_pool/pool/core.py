@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 from gpu_pool.audit import audit_log
 from gpu_pool.clock import Clock
-from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.driver_check import DevicePoller
+from gpu_pool.devices.inventory import Reading
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.pool.backend import Backend, DevicesFound, Taken
 from gpu_pool.pool.expected_waits import ExpectedWaits
