@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Holding, Situation, Usage, Waiter, decide, order
+from gpu_pool.policy.queue_state import HoldingTime
 from gpu_pool_client import EndReason, LeaseState, Slice, SliceRequest
 from model.known import Known, Life
 from model.resizing import Resizing
@@ -144,9 +145,15 @@ class Reference(Resizing):
         ]
         line = [self._waiter(known) for known in self.queue]
         policy = self.sharing.policy
-        return Situation(line, holdings, self.granted_from(), self.rules, policy, usage, self.wall)
+        ended = [known for known in self.all_in(LeaseState.ENDED) if known.first_held_at is not None]
+        history = [HoldingTime(each.course, each.milli, each.held_seconds) for each in reversed(ended)]
+        statuses = self.granted_from()
+        return Situation(
+            line, holdings, statuses, self.rules, policy, usage, self.wall, history=history[:200]
+        )
 
     def _waiter(self, known: Known) -> Waiter:
+        course = self.sharing.courses.get(known.course, self.sharing.default)
         return Waiter(
             known.number,
             known.request,
@@ -156,8 +163,9 @@ class Reference(Resizing):
             known.since,
             self.sharing.priority(known.user, known.course),
             known.reserved,
-            known.batch or self.sharing.is_batch(known.course),
+            known.batch or course.batch,
             bool(known.home),
+            course.longest_lease,
         )
 
     def _grant(self, known: Known, parts: tuple[Slice, ...]) -> None:

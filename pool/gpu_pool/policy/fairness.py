@@ -164,9 +164,3 @@ def _by_course(arrivals: Iterable[Waiter]) -> dict[str, dict[str, deque[Waiter]]
     for waiter in arrivals:
         courses.setdefault(waiter.course, {}).setdefault(waiter.user, deque()).append(waiter)
     return courses
-
-
-def first_course(waiters: Sequence[Waiter], shares: FairShares) -> list[Waiter]:
-    """Return the waiters of the course whose turn it is."""
-    first = next(turns(waiters, shares), None)
-    return [] if first is None else [w for w in waiters if w.course == first.course and w.rank == first.rank]

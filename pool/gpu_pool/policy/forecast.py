@@ -6,24 +6,22 @@ No other user's name is told, nor what they do.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Final, TypeAlias
+from typing import Final
 
 from gpu_pool.policy import placement
+from gpu_pool.policy.holding_times import FEWEST, HoldingTimes
 from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue import Holding, Situation, Waiter, decide
-from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.queue_state import HoldingTime, Rules
+from gpu_pool.policy.reservations import Plans
 from gpu_pool_client import DeviceStatus, format_share
 from gpu_pool_client._drained import ask_about, say_drained
 from gpu_pool_client._free import accepts
 from gpu_pool_client._requests import memory_in_words
 
-#: Fewer known holding times than this tell nothing.
-FEWEST: Final = 5
 #: The futures that are played through, each with other holding times; evenly spread, not at random.
 _FUTURES: Final = 8
 #: The shortest and the longest wait in these futures, times this much, and seconds more. Who
@@ -33,20 +31,7 @@ _SOONER, _LATER, _LATER_STILL = 0.5, 3.0, 120.0
 _MOST_EVENTS: Final = 400
 #: The fractional parts of its multiples are spread evenly, and differ from neighbour to neighbour.
 _SPREAD: Final = 0.6180339887498949
-#: What parts of leases differ by that are equal but for the rounding of floats.
-_ROUNDING: Final = 1e-9
 _BATCH: Final = "This request is batch work: it comes after everybody who sits at a notebook."
-#: A course and a size, a course, or all leases.
-_Kind: TypeAlias = tuple[str, int] | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class HoldingTime:
-    """How long a lease was held that has ended."""
-
-    course: str
-    milli: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +56,7 @@ def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -
         if not any(_could_be_on(waiter, status) for status in now.statuses):
             sentences.append(ask_about(closed))
     if waiter.reserved:
-        sentences.append(_emptied(waiter, now.holdings, now.now))
+        sentences.append(_emptied(waiter, now))
     elif kept:
         sentences.append(_kept(waiter, [s for s in now.statuses if s.device.uuid in kept], now.rules))
     if waiter.batch:
@@ -104,7 +89,7 @@ def _expected(
     """Return the waits of these, following each future until all of them have been granted something."""
     if len(holding_times) < FEWEST:
         return {}
-    known = _HoldingTimes(holding_times, now.holdings, now.now)
+    known = HoldingTimes(holding_times, now.holdings, now.now)
     waits: dict[int, list[float]] = {number: [] for number in numbers}
     for future in range(_FUTURES):
         left = set(numbers)
@@ -121,65 +106,10 @@ def _expected(
     }
 
 
-class _HoldingTimes:
-    """How long leases last, for those of a course and size, of a course, and of all.
-
-    By Kaplan and Meier's estimate: a lease that is still held counts as well, as one that lasted
-    longer than so far. Ended leases alone would be too short, since the long ones are still held.
-    """
-
-    def __init__(self, holding_times: Iterable[HoldingTime], holdings: Iterable[Holding], now: float) -> None:
-        ended: dict[_Kind, list[float]] = defaultdict(list)
-        going_on: dict[_Kind, list[float]] = defaultdict(list)
-        for stay in holding_times:
-            for kind in _kinds(stay.course, stay.milli):
-                ended[kind].append(stay.seconds)
-        for holding in holdings:
-            for kind in _kinds(holding.course, holding.milli):
-                going_on[kind].append(now - holding.since)
-        self._by_kind = {
-            kind: _survival(found, going_on[kind]) for kind, found in ended.items() if len(found) >= FEWEST
-        }
-
-    def rest(self, course: str, milli: int, age: float, part: float) -> float:
-        """Return how much longer a lease of this age lasts, ``part`` (0 to 1) of the way up the known.
-
-        Infinite where none of those that are known lasted that long.
-        """
-        times, lasting = next(self._by_kind[k] for k in _kinds(course, milli) if k in self._by_kind)
-        first = bisect_right(times, age)
-        here = lasting[first - 1] if first else 1.0
-        # The least time after which no more than this part of those of its age are left.
-        left = here * (1.0 - part) + _ROUNDING
-        end = bisect_left(lasting, -left, lo=first, key=lambda each: -each)
-        return times[end] - age if end < len(times) else math.inf
-
-
-def _kinds(course: str, milli: int) -> tuple[_Kind, _Kind, _Kind]:
-    return (course, milli), course, None
-
-
-def _survival(ended: Sequence[float], going_on: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the times after which leases ended, ascending, and the part of leases that last longer."""
-    times: list[float] = []
-    lasting: list[float] = []
-    left, part = len(ended) + len(going_on), 1.0
-    # One that is still held at the very age at which another ended has lasted longer than that.
-    for seconds, is_held in sorted(
-        [*((each, False) for each in ended), *((each, True) for each in going_on)]
-    ):
-        if not is_held:
-            part *= 1.0 - 1.0 / left
-            times.append(seconds)
-            lasting.append(part)
-        left -= 1
-    return times, lasting
-
-
 class _Future:
     """The pool as it may go on: who holds now leaves one after the other, and the queue moves up."""
 
-    def __init__(self, future: int, situation: Situation, holding_times: _HoldingTimes) -> None:
+    def __init__(self, future: int, situation: Situation, holding_times: HoldingTimes) -> None:
         self._future, self._holding_times, self._begun, self._now = (
             future,
             holding_times,
@@ -310,12 +240,22 @@ def _kept(waiter: Waiter, kept: Sequence[DeviceStatus], rules: Rules) -> str:
     return f"{gpus} kept free for a large request that has waited longer{why}."
 
 
-def _emptied(waiter: Waiter, holdings: Sequence[Holding], now: float) -> str:
-    """Say which devices are emptied for the waiter, and by when at the latest."""
+def _emptied(waiter: Waiter, now: Situation) -> str:
+    """Say which devices are kept free for the waiter, from when on likely, and by when at the latest."""
     gpus = "A GPU is" if len(waiter.reserved) == 1 else f"{len(waiter.reserved)} GPUs are"
-    ends = [h.ends_by for h in holdings if any(p.device.uuid in waiter.reserved for p in h.parts)]
+    ends = [h.ends_by for h in now.holdings if any(p.device.uuid in waiter.reserved for p in h.parts)]
     known = [end for end in ends if end is not None]
-    if not known or len(known) < len(ends):
-        return f"{gpus} being emptied for you."
-    minutes = max(0, -int(-(max(known) - now) // 60))
-    return f"{gpus} being emptied for you; the last lease there ends within {minutes} min."
+    latest = _minutes(max(known) - now.now) if known and len(known) == len(ends) else None
+    plan = Plans(now, now.statuses, now.holdings).plan(waiter, waiter.reserved)
+    likely = _minutes(plan.start - now.now) if plan is not None and math.isfinite(plan.start) else None
+    told = [f"{gpus} being emptied for you"]
+    is_known = len(now.history) >= FEWEST and ends
+    if likely is not None and is_known and (latest is None or likely < latest):
+        told.append(f"likely free for you in about {likely} min")
+    if latest is not None:
+        told.append(f"the last lease there ends within {latest} min")
+    return "; ".join(told) + "."
+
+
+def _minutes(seconds: float) -> int:
+    return max(0, math.ceil(seconds / 60))

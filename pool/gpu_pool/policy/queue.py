@@ -11,13 +11,13 @@ passed over, and gets devices emptied for it once it has waited long enough.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias
 
 from gpu_pool.policy import placement
-from gpu_pool.policy.fairness import FairShares, faded_use, first_course, turns
+from gpu_pool.policy.fairness import FairShares, faded_use, turns
 from gpu_pool.policy.queue_state import Decision, Holding, Policy, Situation, Usage, Waiter
-from gpu_pool.policy.reservations import Reservations, smallest_by_device
+from gpu_pool.policy.reservations import Plan, Plans
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 
 __all__ = [
@@ -34,10 +34,11 @@ __all__ = [
 ]
 
 #: A course that would get more than its part of the pool waits this many times as long
-#: before devices are emptied for it: emptying takes from those who have less.
+#: before devices are kept free for it: that takes from those who have less.
 _MORE_PATIENCE = 16
-#: What several waiters ask for, the request as its number in one decision, and the uuids of where.
-_Kind: TypeAlias = tuple[int, frozenset[str]]
+#: What several waiters ask for: the request as its number in one decision, the uuids of where, and what
+#: says how long it lasts.
+_Kind: TypeAlias = tuple[Hashable, ...]
 
 
 def decide(now: Situation) -> Decision:
@@ -48,8 +49,8 @@ def decide(now: Situation) -> Decision:
     """
     decision = _Round(now)
     decision.grant()
-    decision.reserve(now.holdings, now.policy, now.now)
-    return Decision(tuple(decision.grants), decision.reservations.by_number)
+    decision.reserve()
+    return Decision(tuple(decision.grants), decision.reservations)
 
 
 def grant(now: Situation) -> Decision:
@@ -60,7 +61,7 @@ def grant(now: Situation) -> Decision:
     """
     decision = _Round(now)
     decision.grant()
-    return Decision(tuple(decision.grants), decision.reservations.by_number)
+    return Decision(tuple(decision.grants), decision.reservations)
 
 
 def order(now: Situation) -> list[Waiter]:
@@ -77,24 +78,38 @@ class _Round:
     """One decision in the making."""
 
     def __init__(self, now: Situation) -> None:
-        self._situation = now
+        self._now = now
         self._waiting = {waiter.number: waiter for waiter in now.queue}
         self._statuses, self._rules = list(now.statuses), now.rules
-        self.reservations = Reservations([status.device for status in now.statuses], now.rules)
         self.grants: list[tuple[Waiter, tuple[Slice, ...]]] = []
+        #: What is reserved, and by number for whom.
+        self._plan: Plan | None = None
+        self._reserved: dict[int, Waiter] = {}
         #: Whether it fits, by shape. What does not will not as long as nothing becomes free.
         self._fits: dict[_Kind, bool] = {}
+        #: Whether it has given its slice back before the reservation begins, by shape.
+        self._is_short: dict[_Kind, bool] = {}
         #: Numbers of equal requests, and the same by identity: hashing a request takes long.
         self._numbers: dict[SliceRequest, int] = {}
         self._known: dict[int, int] = {}
 
+    @property
+    def reservations(self) -> dict[int, tuple[str, ...]]:
+        """The devices that are kept free for each of those who have some."""
+        return {} if self._plan is None else dict.fromkeys(self._reserved, self._plan.devices)
+
     @functools.cached_property
     def _shares(self) -> FairShares:
         """Who has had how much. Nobody asks where nothing fits, as it often is for a long queue."""
-        return FairShares(self._situation)
+        return FairShares(self._now)
+
+    @functools.cached_property
+    def _plans(self) -> Plans:
+        """What reservations are decided by, as the pool was at first. Nobody asks where none is due."""
+        return Plans(self._now, self._now.statuses, self._now.holdings)
 
     def _turns(self, waiters: Sequence[Waiter]) -> Iterable[Waiter]:
-        return turns(waiters, self._shares) if waiters else ()
+        return turns(waiters, self._shares) if len(waiters) > 1 else waiters
 
     def _kind(self, waiter: Waiter) -> _Kind:
         """Return what is the same for waiters of the same shape, and for them alone."""
@@ -102,16 +117,42 @@ class _Round:
         number = self._known.get(id(request))
         if number is None:
             number = self._known[id(request)] = self._numbers.setdefault(request, len(self._numbers))
-        return number, waiter.devices
+        # A length matters only while something is kept free.
+        return (number, waiter.devices, *self._lasting(waiter)) if self._plan else (number, waiter.devices)
+
+    @staticmethod
+    def _lasting(waiter: Waiter) -> tuple[str, float | None, bool]:
+        return waiter.course, waiter.longest, waiter.is_said
 
     def grant(self) -> None:
         """Grant to everybody who can be placed: those with devices of their own, then by turn."""
         # Nothing is kept free for batch work while anybody else waits.
-        for waiter in self._turns([w for w in self._not_giving_way() if w.reserved]):
-            if self.reservations.keep(waiter):
-                self._try(waiter, self._statuses_of(waiter.reserved))
+        self._keep([waiter for waiter in self._not_giving_way() if waiter.reserved])
+        for waiter in list(self._turns([*self._reserved.values()])):
+            if self._plan is None or not self._try(waiter, self._statuses_of(self._plan.devices)):
+                break
         while self._grant_by_turn():
             pass
+
+    def _keep(self, reserved: Sequence[Waiter]) -> None:
+        """Take over an earlier reservation, if its devices are still there and it is still worth it."""
+        first = next(iter(self._turns(reserved)), None)
+        if first is None or len(set(first.reserved)) != first.request.count:
+            return
+        kind = self._kind(first)
+        same = [w for w in reserved if w.reserved == first.reserved and self._kind(w) == kind]
+        plan = self._plans.plan(first, first.reserved)
+        if plan is not None and self._plans.is_worth_it(plan, same):
+            self._set(plan, same)
+
+    def _set(self, plan: Plan, waiters: Iterable[Waiter]) -> None:
+        self._plan, self._reserved = plan, {waiter.number: waiter for waiter in waiters}
+        self._is_short.clear()
+
+    def _all_like(self, first: Waiter) -> list[Waiter]:
+        """Return all that wait for such a size."""
+        number, waiting = self._kind(first)[:2], self._waiting.values()
+        return [w for w in waiting if w.batch == first.batch and self._kind(w)[:2] == number]
 
     def _not_giving_way(self) -> list[Waiter]:
         """Return those who wait and are not batch work; all of them where there is nothing else."""
@@ -121,65 +162,61 @@ class _Round:
     def _grant_by_turn(self) -> bool:
         """Go through the queue once; return whether a reservation became needless on the way."""
         self._fits.clear()
-        freed = False
-        able = [
-            waiter for waiter in self._waiting.values() if self._is_reserved(waiter) or self._may_fit(waiter)
-        ]
+        was_reserved = self._plan is not None
+        able = [waiter for waiter in self._waiting.values() if self._may_fit(waiter)]
         for waiter in self._turns(able):
-            reserved = self._is_reserved(waiter)
-            if reserved or self._may_fit(waiter):
-                granted = self._try(waiter, self._usable(waiter))
-                freed |= granted and reserved
-                if not granted and not reserved:
-                    self._fits[self._kind(waiter)] = False
-                    if not self.reservations.by_number and not any(self._fits.values()):
-                        break
-        return freed
+            if self._may_fit(waiter) and not self._try(waiter, self._usable(waiter)):
+                self._fits[self._fits_key(waiter)] = False
+                if not any(self._fits.values()):
+                    break
+        return was_reserved and self._plan is None
 
-    def _is_reserved(self, waiter: Waiter) -> bool:
-        return waiter.number in self.reservations.by_number
+    def _fits_key(self, waiter: Waiter) -> _Kind:
+        return (waiter.number,) if waiter.number in self._reserved else self._kind(waiter)
 
     def _may_fit(self, waiter: Waiter) -> bool:
-        """Whether what it asks for fitted when it was last tried, for whoever has nothing reserved."""
-        kind = self._kind(waiter)
-        fits = self._fits.get(kind)
+        """Whether what it asks for fitted when it was last tried."""
+        key = self._fits_key(waiter)
+        fits = self._fits.get(key)
         if fits is None:
             parts = placement.place(waiter.request, self._usable(waiter), self._rules)
-            fits = self._fits[kind] = parts is not None
+            fits = self._fits[key] = parts is not None
         return fits
 
-    def reserve(self, holdings: Sequence[Holding], policy: Policy, now: float) -> None:
-        """Empty devices for those who have waited too long, as far as it is their course's turn."""
-        unreserved = [waiter for waiter in self._not_giving_way() if not self._is_reserved(waiter)]
-        late = [waiter for waiter in unreserved if now - waiter.since >= policy.drain_after]
-        if self.reservations.full or not late:
+    def reserve(self) -> None:
+        """Keep devices free for the first of those who have waited too long for whom that is worth it.
+
+        Whoever else waits for such a size joins, until the first of them has begun.
+        """
+        if self._plan is not None:
+            first = next(iter(self._reserved.values()))
+            if not self._plans.has_begun(first, self._plan):
+                self._set(self._plan, self._all_like(first))
             return
-        held = [*holdings, *(Holding(waiter.user, waiter.course, parts) for waiter, parts in self.grants)]
-        smallest = smallest_by_device(held)
-        one_of = {self._kind(waiter): waiter for waiter in unreserved}
-        hindered = {kind for kind, one in one_of.items() if self.reservations.is_hindered(one, smallest)}
-        if not any(self._kind(waiter) in hindered for waiter in late):
+        policy, now = self._now.policy, self._now.now
+        late = [waiter for waiter in self._not_giving_way() if now - waiter.since >= policy.drain_after]
+        if not late:
             return
-        for waiter in self._waiting.values():
-            if self._is_reserved(waiter):
-                self._shares.charge(waiter)
-        while not self.reservations.full and any(
-            now - waiter.since >= policy.drain_after and self._kind(waiter) in hindered
-            for waiter in unreserved
-        ):
-            due = (
-                waiter
-                for waiter in turns(first_course(unreserved, self._shares), self._shares)
-                if now - waiter.since >= self._patience(waiter, policy) and self._kind(waiter) in hindered
-            )
-            first = next(due, None)
-            if first is None or not self.reservations.add(first, self._statuses, held):
-                return
-            self._shares.charge(first)
-            unreserved.remove(first)
+        plans = Plans(self._now, self._statuses, [*self._now.holdings, *map(self._as_held, self.grants)])
+        kinds = {self._kind(waiter): waiter for waiter in late}
+        hindered = {kind for kind, one in kinds.items() if plans.is_hindered(one)}
+        late = [waiter for waiter in late if self._kind(waiter) in hindered]
+        for waiter in sorted(late, key=lambda waiter: (*waiter.rank, waiter.since, waiter.number)):
+            kind = self._kind(waiter)
+            if kind in hindered and now - waiter.since >= self._patience(waiter, policy):
+                hindered.discard(kind)
+                plan, same = plans.plan(waiter), self._all_like(waiter)
+                if plan is not None and plans.is_worth_it(plan, same):
+                    self._set(plan, same)
+                    return
+
+    def _as_held(self, grant: tuple[Waiter, tuple[Slice, ...]]) -> Holding:
+        waiter, parts = grant
+        ends_by = None if waiter.longest is None else self._now.now + waiter.longest
+        return Holding(waiter.user, waiter.course, parts, ends_by, self._now.now, waiter.is_said)
 
     def _patience(self, waiter: Waiter, policy: Policy) -> float:
-        """Return how long the waiter waits before devices are emptied for it, in seconds."""
+        """Return how long the waiter waits before devices are kept free for it, in seconds."""
         return policy.drain_after * (_MORE_PATIENCE if self._shares.goes_over(waiter) else 1)
 
     def _try(self, waiter: Waiter, statuses: Sequence[DeviceStatus]) -> bool:
@@ -188,26 +225,30 @@ class _Round:
             return False
         self._statuses = placement.deduct(self._statuses, parts)
         self._shares.charge(waiter)
-        self.reservations.by_number.pop(waiter.number, None)
+        self._reserved.pop(waiter.number, None)
+        if not self._reserved:
+            self._plan = None
         del self._waiting[waiter.number]
         self.grants.append((waiter, parts))
         return True
 
     def _usable(self, waiter: Waiter) -> list[DeviceStatus]:
-        return _usable(waiter, self._statuses, self.reservations)
+        """Return the devices that the waiter may be placed on, those that are kept free for others last."""
+        home = waiter.devices
+        statuses = [s for s in self._statuses if s.device.uuid in home] if home else self._statuses
+        if self._plan is None or waiter.number in self._reserved:
+            return statuses
+        kept = self._plan.devices
+        others = [status for status in statuses if status.device.uuid not in kept]
+        if self._ends_before_start(waiter, self._plan.start):
+            others += [status for status in statuses if status.device.uuid in kept]
+        return others
+
+    def _ends_before_start(self, waiter: Waiter, start: float) -> bool:
+        kind = self._kind(waiter)
+        if kind not in self._is_short:
+            self._is_short[kind] = self._plans.ends_before(waiter, start)
+        return self._is_short[kind]
 
     def _statuses_of(self, uuids: Sequence[str]) -> list[DeviceStatus]:
         return [status for status in self._statuses if status.device.uuid in uuids]
-
-
-def _usable(
-    waiter: Waiter, statuses: Sequence[DeviceStatus], reservations: Reservations
-) -> list[DeviceStatus]:
-    """Return the devices that the waiter may be placed on."""
-    taken = reservations.of_others(waiter)
-    home = waiter.devices
-    return [
-        status
-        for status in statuses
-        if status.device.uuid not in taken and (not home or status.device.uuid in home)
-    ]

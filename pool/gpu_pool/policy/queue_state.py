@@ -51,6 +51,10 @@ class Waiter:
     batch: bool = False
     #: Whether it returns to devices that it was parked on: these are the ones that it must have.
     is_parked: bool = False
+    #: For how long it is held at most, in seconds; None where nothing limits it.
+    longest: float | None = None
+    #: Whether that is a length that was said with the request, which is believed.
+    is_said: bool = False
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -69,12 +73,23 @@ class Holding:
     ends_by: float | None = None
     #: When it was granted.
     since: float = 0.0
+    #: Whether ``ends_by`` follows from a length that was said, which is believed.
+    is_said: bool = False
 
     @property
     def milli(self) -> int:
         """What it holds of all its devices together."""
         parts = self.parts
         return parts[0].milli if len(parts) == 1 else sum(part.milli for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingTime:
+    """How long a lease was held that has ended."""
+
+    course: str
+    milli: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +136,8 @@ class Situation:
     now: float
     #: Courses of waiters that are left out of ``queue``.
     courses: frozenset[str] = frozenset()
+    #: Of leases that have ended, the most recent first: what is known of how long others last.
+    history: Sequence[HoldingTime] = ()
 
     def waiter(self, number: int) -> Waiter:
         """Return the waiter of that number. Raises ``KeyError`` if it is not in the queue."""

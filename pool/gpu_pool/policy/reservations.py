@@ -1,49 +1,65 @@
-"""Reservations: devices that are emptied for a request that has waited long enough."""
+"""Reservations: devices that are kept free for requests that have waited, as far as that is worth it. Pure.
+
+A plan says where a request could start, when, and what keeping that free would leave idle until then,
+by the ends of leases: those that were said are believed, others are as likely as this pool's history says.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from gpu_pool.policy import placement
+from gpu_pool.policy.holding_times import HoldingTimes
 from gpu_pool.policy.placement import more
-from gpu_pool.policy.queue_state import Holding, Rules, Waiter
-from gpu_pool_client import Device, DeviceStatus, Slice
+from gpu_pool.policy.queue_state import Holding, Situation, Waiter
+from gpu_pool_client import DeviceStatus, Slice
 from gpu_pool_client._free import fits
 
-#: Of so many devices one may be reserved: each stands idle for a part of its time. More make
-#: all others wait longer in every workload that was tried, and the large hardly shorter.
-_ONE_IN = 4
+#: A lease likely ends when this part of those like it that lasted as long have ended.
+_LIKELY: Final = 0.5
+#: What is let in ends before the start as likely as this. Less sure, it moves the start away too often.
+_SURE: Final = 0.95
+#: What a request may keep idle beyond its own worth: this part of the pool for as long as it has waited.
+_SHARE: Final = 0.2
+#: The same where the start follows from lengths that were said: who is shorter is then let in for sure.
+_SHARE_IF_SAID: Final = 1.0
+#: How long a request is supposed to be held of which nothing is known, in seconds.
+_UNKNOWN: Final = 1800.0
 
 
-#: Thousandths of a GPU, and MiB.
-Size: TypeAlias = tuple[int, int]
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where and when a request could start, and what keeping that free would cost."""
+
+    #: uuids, in the order of placement.
+    devices: tuple[str, ...]
+    #: When it will likely fit there; infinite where nobody can tell.
+    start: float
+    #: What likely stands idle there until then, in milli-seconds.
+    idle: float
+    #: Whether the start follows from lengths that were said.
+    is_said: bool
 
 
-class Reservations:
-    """Which devices are kept free for whom, one in four unless one request needs more."""
+class Plans:
+    """Plans for reservations at one moment, each worked out from what is held."""
 
-    def __init__(self, devices: Sequence[Device], rules: Rules) -> None:
-        self._devices = {device.uuid: device for device in devices}
-        self._rules = rules
-        self.by_number: dict[int, tuple[str, ...]] = {}
+    def __init__(self, now: Situation, statuses: Sequence[DeviceStatus], holdings: Sequence[Holding]) -> None:
+        self._now, self._rules = now.now, now.rules
+        self._statuses = {status.device.uuid: status for status in statuses}
+        self._capacity = sum(status.milli for status in statuses)
+        self._times = HoldingTimes(now.history, holdings, now.now)
+        self._held: dict[str, list[tuple[Holding, Slice]]] = defaultdict(list)
+        for holding in holdings:
+            for part in holding.parts:
+                self._held[part.device.uuid].append((holding, part))
+        self._ends: dict[str, list[tuple[float, Slice]]] = {}
 
-    def keep(self, waiter: Waiter) -> bool:
-        """Take over an earlier reservation as it is, if all its devices are still there and its alone."""
-        taken = self.of_others(waiter)
-        free = {part.device.uuid for part in self._able(waiter)} - taken
-        kept = tuple(dict.fromkeys(waiter.reserved))
-        if not free.issuperset(kept) or len(kept) != waiter.request.count:
-            return False
-        self.by_number[waiter.number] = kept
-        return True
-
-    def of_others(self, waiter: Waiter) -> set[str]:
-        """Return the uuids that are reserved for somebody else."""
-        return {uuid for number, kept in self.by_number.items() if number != waiter.number for uuid in kept}
-
-    def is_hindered(self, waiter: Waiter, smallest: Mapping[str, Size]) -> bool:
+    def is_hindered(self, waiter: Waiter) -> bool:
         """Whether leases stand in its way whose next end need not make room for it.
 
         Those are smaller ones, and where all on a device have one size, those of another.
@@ -52,79 +68,117 @@ class Reservations:
         if placement.most_together(able) < waiter.request.count:
             return False
         return waiter.request.count > 1 or any(
-            _is_in_the_way(smallest[part.device.uuid], part) for part in able if part.device.uuid in smallest
+            _is_in_the_way(other, part) for part in able for _, other in self._held.get(part.device.uuid, ())
         )
 
-    @property
-    def full(self) -> bool:
-        """Whether no further device may be reserved."""
-        return self._too_many(1)
-
-    def add(self, waiter: Waiter, statuses: Sequence[DeviceStatus], holdings: Sequence[Holding]) -> bool:
-        """Reserve the devices that the waiter could be placed on soonest.
-
-        Returns False if it has to wait for other reservations to end. So has
-        everybody after it, or one that needs many devices would wait for ever.
-        """
-        taken = self.of_others(waiter)
-        free = [part for part in self._able(waiter) if part.device.uuid not in taken]
+    def plan(self, waiter: Waiter, among: Collection[str] = ()) -> Plan | None:
+        """Return where the waiter could start soonest, on any devices or among some; None for nowhere."""
+        able = [part for part in self._able(waiter) if not among or part.device.uuid in among]
         count = waiter.request.count
-        if placement.most_together(free) < count or self._too_many(count):
-            return False
-        by_uuid = {status.device.uuid: status for status in statuses}
-        ready = {p.device.uuid: _readiness(p, by_uuid[p.device.uuid], holdings) for p in free}
+        if placement.most_together(able) < count:
+            return None
+        ready = {part.device.uuid: self._readiness(part) for part in able}
         together = [
             sorted(parts, key=lambda part: ready[part.device.uuid])[:count]
-            for parts in placement.by_node(free)
+            for parts in placement.by_node(able)
             if len(parts) >= count
         ]
         soonest = min(together, key=lambda parts: ready[parts[-1].device.uuid])
         chosen = {part.device.uuid for part in soonest}
-        self.by_number[waiter.number] = tuple(uuid for uuid in self._devices if uuid in chosen)
-        return True
+        start = max(ready[uuid][0] for uuid in chosen)
+        return Plan(
+            tuple(uuid for uuid in self._statuses if uuid in chosen),
+            start,
+            sum(self._idle(uuid, start) for uuid in chosen),
+            all(holding.is_said for uuid in chosen for holding, _ in self._held.get(uuid, ())),
+        )
+
+    def is_worth_it(self, plan: Plan, waiters: Sequence[Waiter]) -> bool:
+        """Whether what the plan keeps idle is worth it for those who would start there one after the other.
+
+        That is at most what they ask for times how long that is likely held, and a share of the pool
+        for as long as the first of them has waited.
+        """
+        worth = sum(self._worth(waiter) for waiter in waiters)
+        waited = self._now - min(waiter.since for waiter in waiters)
+        share = _SHARE_IF_SAID if plan.is_said else _SHARE
+        return plan.idle <= worth + share * self._capacity * waited
+
+    def has_begun(self, waiter: Waiter, plan: Plan) -> bool:
+        """Whether one lease of the waiter's size, or a larger one, holds the plan's devices."""
+        uuids, milli = set(plan.devices), self._milli(waiter)
+        held = (holding for holding, _ in self._held.get(plan.devices[0], ()))
+        return any({p.device.uuid for p in each.parts} == uuids and each.milli >= milli for each in held)
+
+    def ends_before(self, waiter: Waiter, start: float) -> bool:
+        """Whether the waiter, granted now, has given its slice back at the start: known, or almost sure."""
+        return self._length(waiter, self._milli(waiter), _SURE) <= start - self._now
 
     def _able(self, waiter: Waiter) -> list[Slice]:
         """Return its slice on every device that could ever hold it."""
         home = waiter.devices
-        devices = [d for d in self._devices.values() if not home or d.uuid in home]
+        devices = (s.device for uuid, s in self._statuses.items() if not home or uuid in home)
         return list(placement.candidates(waiter.request, devices, self._rules))
 
-    def _too_many(self, more: int) -> bool:
-        reserved = sum(map(len, self.by_number.values()))
-        return bool(reserved) and reserved + more > max(1, len(self._devices) // _ONE_IN)
+    def _milli(self, waiter: Waiter) -> int:
+        devices = (status.device for status in self._statuses.values())
+        part = next(placement.candidates(waiter.request, devices, self._rules), None)
+        return part.milli * waiter.request.count if part else 1
+
+    def _worth(self, waiter: Waiter) -> float:
+        milli = self._milli(waiter)
+        length = self._length(waiter, milli, _LIKELY)
+        return milli * (length if math.isfinite(length) else _UNKNOWN)
+
+    def _length(self, waiter: Waiter, milli: int, part: float) -> float:
+        """Return how long it is held, as said, or as ``part`` of those like it were at most."""
+        if waiter.longest is not None and waiter.is_said:
+            return waiter.longest
+        length = self._times.rest(waiter.course, milli, 0.0, part)
+        return length if waiter.longest is None else min(length, waiter.longest)
+
+    def _end(self, holding: Holding) -> float:
+        """Return when a lease likely ends; infinite where it has outlasted all that are known."""
+        if holding.ends_by is not None and holding.is_said:
+            return max(holding.ends_by, self._now)
+        age = self._now - holding.since
+        is_known = self._times.knows(holding.course, holding.milli)
+        # Where nothing is known, what has lasted so long is taken to last as long again.
+        rest = self._times.rest(holding.course, holding.milli, age, _LIKELY) if is_known else age
+        end = self._now + rest
+        return end if holding.ends_by is None else min(end, max(holding.ends_by, self._now))
+
+    def _ends_on(self, uuid: str) -> list[tuple[float, Slice]]:
+        """Return the likely ends of the leases on a device, in order of time."""
+        if uuid not in self._ends:
+            ends = [(self._end(holding), part) for holding, part in self._held.get(uuid, ())]
+            self._ends[uuid] = sorted(ends, key=lambda end: end[0])
+        return self._ends[uuid]
+
+    def _readiness(self, part: Slice) -> tuple[float, int, int]:
+        """Return when the slice will likely fit, how much is held until then, and the index.
+
+        Of equals the last device is taken: placement fills the first ones first.
+        """
+        status = self._statuses[part.device.uuid]
+        at = self._now if fits(part, status) else _fits_at(part, status, self._ends_on(part.device.uuid))
+        return at, status.held_milli, -part.device.index
+
+    def _idle(self, uuid: str, start: float) -> float:
+        """Return what stands idle on a device until the start if nothing is let in, in milli-seconds."""
+        if not math.isfinite(start):
+            return math.inf
+        status, ends = self._statuses[uuid], self._ends_on(uuid)
+        now_free = status.unheld_milli * (start - self._now)
+        return now_free + sum(part.milli * max(0.0, start - end) for end, part in ends)
 
 
-def smallest_by_device(holdings: Iterable[Holding]) -> dict[str, Size]:
-    """Return the size of the smallest lease on each device."""
-    smallest: dict[str, Size] = {}
-    for holding in holdings:
-        for part in holding.parts:
-            uuid, size = part.device.uuid, (part.milli, part.memory_mib)
-            if uuid not in smallest or size < smallest[uuid]:
-                smallest[uuid] = size
-    return smallest
+def _is_in_the_way(other: Slice, part: Slice) -> bool:
+    size, wanted = (other.milli, other.memory_mib), (part.milli, part.memory_mib)
+    return size[0] < part.milli or (part.device.one_size and size != wanted)
 
 
-def _is_in_the_way(size: Size, part: Slice) -> bool:
-    return size[0] < part.milli or (part.device.one_size and size != (part.milli, part.memory_mib))
-
-
-def _readiness(part: Slice, status: DeviceStatus, holdings: Iterable[Holding]) -> tuple[float, int, int]:
-    """Return when the slice will fit at the latest, how much is held until then, and the index.
-
-    Of equals the last device is taken: placement fills the first ones first.
-    """
-    uuid = part.device.uuid
-    ends = [
-        (math.inf if holding.ends_by is None else holding.ends_by, other)
-        for holding in holdings
-        for other in holding.parts
-        if other.device.uuid == uuid
-    ]
-    return _fits_at(part, status, sorted(ends, key=lambda end: end[0])), status.held_milli, -part.device.index
-
-
-def _fits_at(part: Slice, status: DeviceStatus, ends: Sequence[tuple[float, Slice]]) -> float:
+def _fits_at(part: Slice, status: DeviceStatus, ends: Iterable[tuple[float, Slice]]) -> float:
     """Return the end after which the slice fits; ``ends`` are in order of time."""
     for at, ended in ends:
         status = more(status, ended)

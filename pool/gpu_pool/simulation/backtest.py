@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool.policy.forecast import HoldingTime, expected_waits
+from gpu_pool.policy.forecast import expected_waits
 from gpu_pool.policy.queue import Policy, decide
-from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool.simulation.engine import Arrival, ArrivalOutcome, SimulatedMoment, Simulation
 from gpu_pool_client import Device
 

@@ -11,12 +11,13 @@ from typing import Final, Generic, TypeVar
 from gpu_pool.policy import placement
 from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, faded_use
-from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool.simulation.queue_orders import Order
 from gpu_pool_client import Device, DeviceStatus, SliceRequest
 
 #: Decisions between two words of how far it has come.
 _TELL_EVERY: Final = 50
+_MOST_KNOWN: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Arrival:
     longest: float | None = None
     #: Whether it is batch work.
     batch: bool = False
+    #: Whether ``longest`` was said with the request, and is not only the course's limit.
+    is_said: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class Simulation:
         #: Times at which a lease ends (with its number), or devices may have to be emptied (with none).
         self._events: list[tuple[float, int]] = []
         self.outcomes: list[ArrivalOutcome] = []
+        self._history: deque[HoldingTime] = deque(maxlen=_MOST_KNOWN)
 
     @property
     def served(self) -> float:
@@ -141,6 +145,8 @@ class Simulation:
             course=arrival.course,
             since=arrival.at,
             batch=arrival.batch,
+            longest=arrival.longest,
+            is_said=arrival.is_said,
         )
         heappush(self._events, (arrival.at + self._policy.drain_after, -1))
 
@@ -149,6 +155,7 @@ class Simulation:
         if holding is None:
             return
         self._usage.add(holding, now)
+        self._history.appendleft(HoldingTime(holding.course, holding.milli, now - holding.since))
         self._statuses = give_back(self._statuses, holding.parts)
 
     def _decide(self, now: float) -> SimulatedMoment:
@@ -160,6 +167,7 @@ class Simulation:
             self._policy,
             self._usage.at(now),
             now,
+            history=tuple(self._history),
         )
         decision = self._order(situation)
         self._apply(decision, now)
@@ -169,7 +177,7 @@ class Simulation:
         for waiter, parts in decision.grants:
             arrival = self._arrivals[waiter.number]
             ends_by = None if arrival.longest is None else now + arrival.longest
-            holding = Holding(waiter.user, waiter.course, parts, ends_by, now)
+            holding = Holding(waiter.user, waiter.course, parts, ends_by, now, arrival.is_said)
             self._statuses = placement.deduct(self._statuses, parts)
             self._held[waiter.number] = holding
             del self._queue[waiter.number]

@@ -13,8 +13,9 @@ from gpu_pool.clock import Clock
 from gpu_pool.policy import forecast as forecasting
 from gpu_pool.policy import placement, queue
 from gpu_pool.policy.forecast import ForecastInput
+from gpu_pool.policy.holding_times import FEWEST
 from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
-from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
@@ -157,8 +158,9 @@ class StoredQueue:
         reserved = [self._waiter(each) for each in self._db.run("reserved").fetchall()]
         waiters = {each.number: each for each in (waiter, *reserved)}
         # Whoever has something reserved is told when it will be free.
-        holdings = self._holdings() if waiter.reserved else []
-        now = replace(self._bare(), queue=list(waiters.values()), holdings=holdings)
+        now = replace(self._bare(), queue=list(waiters.values()))
+        if waiter.reserved:
+            now = replace(now, holdings=self._holdings(), history=self._holding_times())
         return Outlook(place, forecasting.explain(waiter.number, now, self._devices.drained()))
 
     def prospects(self) -> ForecastInput | None:
@@ -184,12 +186,12 @@ class StoredQueue:
         holding_times = [] if len(waiters) > _FORESEEABLE else self._holding_times()
         return QueueForecast(told, number, ForecastInput(now, holding_times) if holding_times else None)
 
-    def _holding_times(self) -> list[forecasting.HoldingTime]:
+    def _holding_times(self) -> list[HoldingTime]:
         """Return for how long leases were held that ended lately; none if too few did to tell anything."""
         rows = self._db.run("holding_times", {"count": _MOST_HOLDING_TIMES}).fetchall()
-        if len(rows) < forecasting.FEWEST:
+        if len(rows) < FEWEST:
             return []
-        return [forecasting.HoldingTime(row["course"], row["milli"], row["held_seconds"]) for row in rows]
+        return [HoldingTime(row["course"], row["milli"], row["held_seconds"]) for row in rows]
 
     def _write_order(self, now: Situation, decision: Decision, rows: Mapping[int, sqlite3.Row]) -> None:
         """Write the positions in the queue of those who still wait, and what is emptied for them."""
@@ -208,7 +210,12 @@ class StoredQueue:
 
     def _situation(self, waiters: Sequence[Waiter]) -> Situation:
         """Return what the queue is told."""
-        return replace(self._bare(), queue=waiters, holdings=self._holdings(), usage=self._use.usage())
+        now = self._bare()
+        late = now.now - now.policy.drain_after
+        # What is reserved, and for whom, alone depends on how long others held theirs.
+        history = self._holding_times() if any(w.reserved or w.since <= late for w in waiters) else []
+        usage = self._use.usage()
+        return replace(now, queue=waiters, holdings=self._holdings(), usage=usage, history=history)
 
     def _bare(self) -> Situation:
         """Return a situation without waiters, and without what anybody has or had."""
@@ -219,6 +226,7 @@ class StoredQueue:
         return [self._holding(row) for row in self._db.run("holdings").fetchall()]
 
     def _waiter(self, row: Row) -> Waiter:
+        course = self.sharing.courses.get(row["course"], self.sharing.default)
         return Waiter(
             number=row["number"],
             request=read_request(row["request"]),
@@ -228,8 +236,9 @@ class StoredQueue:
             since=row["waiting_since"],
             priority=self.sharing.priority(row["user"], row["course"]),
             reserved=tuple(row["reserved"].split(",")) if row["reserved"] else (),
-            batch=bool(row["batch"]) or self.sharing.is_batch(row["course"]),
+            batch=bool(row["batch"]) or course.batch,
             is_parked=bool(row["home"]),
+            longest=course.longest_lease,
         )
 
     def _holding(self, row: sqlite3.Row) -> Holding:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_pool.policy.fairness import FairShares, first_course
+from gpu_pool.policy.fairness import FairShares, turns
 from gpu_pool.policy.queue import Holding, Policy, Situation, Usage, Waiter
 from support.queues import RULES, holding, statuses, waiter
 
@@ -133,8 +133,8 @@ def test_the_course_whose_turn_it_is() -> None:
         waiter(4, course="a", priority=1),
         waiter(5, course="b", priority=1),
     ]
-    assert [each.number for each in first_course(line, FairShares(situation(line)))] == [3, 5]
-    assert first_course([], FairShares(situation())) == []
+    assert next(iter(turns(line, FairShares(situation(line))))).number == 3
+    assert list(turns([], FairShares(situation()))) == []
 
 
 def test_a_waiter_is_found_by_number() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_pool.policy import placement
-from gpu_pool.policy.forecast import HoldingTime, expected_wait, expected_waits, explain
+from gpu_pool.policy.forecast import expected_wait, expected_waits, explain
 from gpu_pool.policy.queue import Holding, Policy, Situation, Usage, Waiter
-from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool_client import DeviceStatus, Slice, parse_request
 from support.pools import device
 
@@ -64,6 +64,14 @@ def test_whoever_a_gpu_is_emptied_for_is_told_when_at_the_latest() -> None:
     assert text.endswith("A GPU is being emptied for you; the last lease there ends within 10 min.")
     unlimited = explain(1, situation([kept], [*holdings, held(1, 20)]))
     assert unlimited.endswith("A GPU is being emptied for you.")
+
+
+def test_whoever_a_gpu_is_emptied_for_is_told_when_it_likely_is_free() -> None:
+    kept = waiter(1, "1", reserved=(V100[1].uuid,))
+    history = [HoldingTime("", 20, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
+    now = situation([kept], [held(0, 1000), held(1, 20, since=100.0)])
+    now = replace(now, history=history, now=100.0)
+    assert explain(1, now).endswith("A GPU is being emptied for you; likely free for you in about 30 min.")
 
 
 def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:

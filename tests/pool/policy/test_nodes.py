@@ -8,12 +8,12 @@ import pytest
 
 from gpu_pool.policy import placement, queue
 from gpu_pool.policy.admission import check
-from gpu_pool.policy.queue import Policy, Situation, Usage, Waiter
+from gpu_pool.policy.queue import Holding, Policy, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.pool.pool import Pool
 from gpu_pool.store import registration, requests
 from gpu_pool.store.device_table import ForeignUse
-from gpu_pool_client import DeviceStatus, LeaseState, NeverFits, TimedOut, parse_request
+from gpu_pool_client import DeviceStatus, LeaseState, NeverFits, Slice, TimedOut, parse_request
 from support.pools import ME, device, embedded, take
 
 TWO = parse_request("2")
@@ -54,7 +54,8 @@ def test_a_slot_of_a_device_in_a_cluster_is_a_pods() -> None:
 def test_what_is_emptied_for_a_large_request_is_of_one_machine() -> None:
     statuses = [*on("a", 0, held=20), *on("b", 0, 1, held=20), *on("c", 0, held=20)]
     waiter = Waiter(1, TWO, user="ada", course="", since=0.0)
-    situation = Situation([waiter], [], statuses, Rules(), Policy(drain_after=1.0), Usage(), 10.0)
+    held = [Holding("", "", (Slice(each.device, 20, 655),), 60.0) for each in statuses]
+    situation = Situation([waiter], held, statuses, Rules(), Policy(drain_after=1.0), Usage(), 10.0)
     reserved = queue.decide(situation).reservations[1]
     assert {each.device.node for each in statuses if each.device.uuid in reserved} == {"b"}
 

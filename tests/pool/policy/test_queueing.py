@@ -120,10 +120,17 @@ def test_a_device_that_is_gone_ends_a_reservation_and_another_is_emptied() -> No
     assert decided(line, held, count=2).reservations == {1: (V100[1].uuid,)}
 
 
-def test_only_one_device_in_four_is_emptied_at_once() -> None:
+def test_one_reservation_is_made_at_a_time_and_all_who_wait_for_its_size_share_it() -> None:
     held = [holding(index, 20, HOUR, user=f"{index}") for index in range(4)]
     line = [waiter(number, "1", user=f"u{number}", since=-HOUR) for number in (1, 2, 3)]
-    assert list(decided(line, held).reservations) == [1]
+    line.append(waiter(4, "2", user="u4", since=-HOUR))
+    assert decided(line, held).reservations == dict.fromkeys((1, 2, 3), (V100[3].uuid,))
+
+
+def test_once_the_first_of_a_size_has_begun_whoever_comes_for_it_later_waits_as_all_others_do() -> None:
+    held = [holding(index, 20, HOUR, user=f"{index}") for index in range(3)] + [holding(3, 1000, HOUR)]
+    line = [waiter(1, "1", reserved=(V100[3].uuid,)), waiter(2, "1", user="b", since=90.0)]
+    assert decided(line, held).reservations == {1: (V100[3].uuid,)}
 
 
 def test_a_request_for_all_devices_is_emptied_for_once_it_is_the_only_one() -> None:

@@ -44,17 +44,16 @@ def test_nobody_waits_for_what_is_free_unless_it_is_reserved_for_somebody_named(
 
 
 @given(lines, occupied)
-def test_reservations_are_for_those_who_wait_and_never_overlap(
+def test_one_reservation_at_a_time_is_for_those_who_wait_and_ask_for_the_same(
     line: list[Waiter], held: list[Holding]
 ) -> None:
     decision = decided(line, held, now=4000.0)
-    kept = [uuid for each in decision.reservations.values() for uuid in each]
-    assert len(kept) == len(set(kept))
+    kept = set(decision.reservations.values())
+    assert len(kept) <= 1
+    assert all(len(each) == len(set(each)) for each in kept)
     assert set(decision.reservations) <= {each.number for each in line} - set(granted(decision))
-    # Either one request has them all, or devices stay usable for everybody.
-    fresh = [each for each in line if not each.reserved]
-    if len(fresh) == len(line):
-        assert len(decision.reservations) <= 1
+    for_whom = [each for each in line if each.number in decision.reservations]
+    assert len({(each.request, each.devices, each.batch) for each in for_whom}) <= 1
 
 
 @given(lines, occupied)

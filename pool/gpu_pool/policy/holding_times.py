@@ -1,0 +1,87 @@
+"""How long leases last in a pool, learnt from those that ended and those that are still held. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+from gpu_pool.policy.queue_state import Holding, HoldingTime
+
+#: Fewer known holding times than this tell nothing.
+FEWEST: Final = 5
+#: What parts of leases differ by that are equal but for the rounding of floats.
+_ROUNDING: Final = 1e-9
+#: A course and a size, a course, or all leases.
+_Kind: TypeAlias = tuple[str, int] | str | None
+
+
+class HoldingTimes:
+    """How long leases last, for those of a course and size, of a course, and of all.
+
+    By Kaplan and Meier's estimate: a lease that is still held counts as well, as one that lasted
+    longer than so far. Ended leases alone would be too short, since the long ones are still held.
+    """
+
+    def __init__(self, ended: Iterable[HoldingTime], holdings: Iterable[Holding], now: float) -> None:
+        self._ended: dict[_Kind, list[float]] = defaultdict(list)
+        self._going_on: dict[_Kind, list[float]] = defaultdict(list)
+        for each in ended:
+            for kind in _kinds(each.course, each.milli):
+                self._ended[kind].append(each.seconds)
+        for holding in holdings:
+            for kind in _kinds(holding.course, holding.milli):
+                self._going_on[kind].append(now - holding.since)
+        self._curves: dict[_Kind, tuple[list[float], list[float]]] = {}
+
+    def knows(self, course: str, milli: int) -> bool:
+        """Whether enough are known to say how long a lease of this course and size lasts."""
+        return self._curve(course, milli) is not None
+
+    def rest(self, course: str, milli: int, age: float, part: float) -> float:
+        """Return how much longer a lease of this age lasts, ``part`` (0 to 1) of the way up the known.
+
+        Infinite where none of those that are known lasted that long, or too few are known.
+        """
+        curve = self._curve(course, milli)
+        if curve is None:
+            return math.inf
+        times, lasting = curve
+        first = bisect_right(times, age)
+        here = lasting[first - 1] if first else 1.0
+        # The least time after which no more than this part of those of its age are left.
+        left = here * (1.0 - part) + _ROUNDING
+        end = bisect_left(lasting, -left, lo=first, key=lambda each: -each)
+        return times[end] - age if end < len(times) else math.inf
+
+    def _curve(self, course: str, milli: int) -> tuple[list[float], list[float]] | None:
+        """Return the curve of the narrowest kind of which enough are known; None where of none are."""
+        for kind in _kinds(course, milli):
+            if len(self._ended.get(kind, ())) >= FEWEST:
+                if kind not in self._curves:
+                    self._curves[kind] = _survival(self._ended[kind], self._going_on[kind])
+                return self._curves[kind]
+        return None
+
+
+def _kinds(course: str, milli: int) -> tuple[_Kind, _Kind, _Kind]:
+    return (course, milli), course, None
+
+
+def _survival(ended: Sequence[float], going_on: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the times after which leases ended, ascending, and the part of leases that last longer."""
+    times: list[float] = []
+    lasting: list[float] = []
+    left, part = len(ended) + len(going_on), 1.0
+    # One that is still held at the very age at which another ended has lasted longer than that.
+    for seconds, is_held in sorted(
+        [*((each, False) for each in ended), *((each, True) for each in going_on)]
+    ):
+        if not is_held:
+            part *= 1.0 - 1.0 / left
+            times.append(seconds)
+            lasting.append(part)
+        left -= 1
+    return times, lasting

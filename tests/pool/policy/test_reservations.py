@@ -1,0 +1,79 @@
+"""Reservations: made where they are worth it, shared by equals, filled by what is short, and given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_pool.policy.queue import Policy, Situation, Usage, Waiter, decide
+from gpu_pool.policy.queue_state import Decision, Holding, HoldingTime
+from support.queues import HOUR, RULES, V100, granted, holding, statuses, waiter
+
+ALL = tuple(each.uuid for each in V100)
+#: Nineteen of twenty leases of 20% last ten minutes, and one lasts a day.
+MOSTLY_SHORT = [HoldingTime("", 200, 600.0)] * 38 + [HoldingTime("", 200, 24 * HOUR)] * 2
+
+
+def asked(
+    line: list[Waiter], held: list[Holding], history: list[HoldingTime] | None = None, now: float = HOUR
+) -> Decision:
+    return decide(Situation(line, held, statuses(held), RULES, Policy(), Usage(), now, history=history or []))
+
+
+def said(number: int, text: str, seconds: float, **facts: object) -> Waiter:
+    return waiter(number, text, longest=seconds, is_said=True, **facts)
+
+
+def until(index: int, milli: int, ends_by: float, **facts: object) -> Holding:
+    return holding(index, milli, ends_by, is_said=True, **facts)
+
+
+def test_whoever_says_to_be_done_before_the_start_is_let_in_and_nobody_else() -> None:
+    held = [until(index, 500, 2 * HOUR) for index in range(4)]
+    large = said(1, "4", HOUR, since=0.0, reserved=ALL)
+    shorter, longer = said(2, "50%", HOUR), said(3, "50%", HOUR + 1)
+    decision = asked([large, longer, shorter], held)
+    assert granted(decision) == [2]
+    assert decision.reservations == {1: ALL}
+
+
+def test_what_others_of_its_course_and_size_held_lets_a_request_in_where_that_is_almost_sure() -> None:
+    held = [until(index, 500, HOUR + 900) for index in range(4)]
+    large = said(1, "4", HOUR, since=0.0, reserved=ALL)
+    small = waiter(2, "20%")
+    assert granted(asked([large, small], held, MOSTLY_SHORT)) == [2]
+    assert granted(asked([large, small], held, MOSTLY_SHORT[:39] + MOSTLY_SHORT[38:] * 2)) == []
+    assert granted(asked([large, small], held)) == []
+
+
+def test_nothing_is_kept_free_for_longer_than_it_is_worth() -> None:
+    def reserved(seconds: float, ends: float) -> bool:
+        held = [holding(0, 1000, HOUR + ends, since=HOUR)]
+        history = [HoldingTime("", 1000, ends)] * 5
+        line = [waiter(1, "4", since=0.0, longest=seconds)]
+        return bool(asked(line, held, [*history, *[HoldingTime("", 4000, seconds)] * 5]).reservations)
+
+    # Three GPUs idle, for a request that is to have four, and has waited an hour: a fifth of four GPU-hours.
+    assert reserved(60.0, 900.0)
+    assert not reserved(60.0, 2 * HOUR)
+    assert reserved(2 * HOUR, 2 * HOUR)
+
+
+def test_a_reservation_is_given_up_when_its_end_moves_away() -> None:
+    history = [HoldingTime("", 1000, HOUR / 2)] * 10
+    large = waiter(1, "4", since=0.0, longest=60.0, reserved=ALL)
+    held = [holding(0, 1000, since=HOUR)]
+    assert asked([large], held, history, now=HOUR + 1200.0).reservations == {1: ALL}
+    # It has outlasted all that are known.
+    assert asked([large], held, history, now=HOUR + 1801.0).reservations == {}
+
+
+def test_all_who_wait_for_such_a_size_go_before_the_pool_fills_again() -> None:
+    line = [waiter(number, "4", user=f"u{number}", since=0.0, reserved=ALL) for number in (1, 2)]
+    line.append(waiter(3, "20%", user="u3", since=0.0))
+    first = asked(line, [])
+    assert granted(first) == [1]
+    held = [Holding(w.user, w.course, parts, None, HOUR) for w, parts in first.grants]
+    left = [replace(each, reserved=first.reservations.get(each.number, ())) for each in line[1:]]
+    assert first.reservations == {2: ALL}
+    assert granted(asked(left, held, now=HOUR + 60.0)) == []
+    assert granted(asked(left, [], now=HOUR + 120.0)) == [2]
