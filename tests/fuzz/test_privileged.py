@@ -74,7 +74,6 @@ def test_it_does_what_its_verbs_say_and_nothing_else(
 _AS_ROOT = """
 import os, runpy, sys
 from pathlib import Path
-from support.examples import examples
 path, smi, cgroups, *arguments = sys.argv[1:]
 os.geteuid = lambda: 0
 program = runpy.run_path(path)

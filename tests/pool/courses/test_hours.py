@@ -155,9 +155,9 @@ def test_on_calm_days_it_is_what_the_clock_on_the_wall_says(timetable: Timetable
     assert timetable.is_open(at) == expected
 
 
-#: Near the changes of the clock in these zones, in some year.
-near_changes = some.sampled_from(
-    [
+def changes() -> list[datetime]:
+    """Return when the clock is changed in these zones, in some year, to the hour."""
+    return [
         instant
         for zone in map(ZoneInfo, ZONES)
         for hour in range(24 * 365)
@@ -166,7 +166,11 @@ near_changes = some.sampled_from(
         .utcoffset()
         != (instant + timedelta(hours=1)).astimezone(zone).utcoffset()
     ]
-).flatmap(lambda change: some.integers(-4000, 4000).map(lambda minutes: change + timedelta(minutes=minutes)))
+
+
+near_changes = some.deferred(lambda: some.sampled_from(changes())).flatmap(
+    lambda change: some.integers(-4000, 4000).map(lambda minutes: change + timedelta(minutes=minutes))
+)
 
 
 @given(weekly, moments | near_changes)

@@ -129,6 +129,7 @@ async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
     assert await served.is_empty()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("now", [False, True])
 async def test_a_kernel_that_is_restarted_meanwhile_has_its_slice_afterwards(
     served: JupyterEnv, service: Service, manager: Managers, now: bool

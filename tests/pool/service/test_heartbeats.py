@@ -157,7 +157,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE)
-@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("is_known", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_a_token_that_cannot_be_asked_about_excuses_nobody_else(
     children: ForkServer, folder: Path, answer: bytes | None, is_known: bool
 ) -> None:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from gpu_pool_client import LeaseState, Process
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually
 from support.service import Service
@@ -64,6 +66,7 @@ def gpu_pool(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 async def test_the_command_line_works_unchanged(served: JupyterEnv, service: Service) -> None:
     # Without looks of its own it hears of a command's end from whoever ran it, and not now and then before.
     await service.end()

@@ -167,6 +167,7 @@ for uid in (0, {uid}):
 """
 
 
+@pytest.mark.long
 async def test_the_command_of_a_user_does_not_say_that_others_hold_nothing(
     users: Users, pool: Pool, service: Service
 ) -> None:

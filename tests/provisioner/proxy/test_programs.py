@@ -75,6 +75,7 @@ async def test_a_server_that_ends_while_kernels_wait_and_run_leaves_nothing(
     await eventually(jupyter_env.is_empty)
 
 
+@pytest.mark.long
 async def test_interrupt_and_delete_by_rest_while_waiting(jupyter_env: JupyterEnv, server: Server) -> None:
     await jupyter_env.fill("1")
     session = json.loads((await server.open_notebook("one.ipynb", jupyter_env.install("two"))).body)
