@@ -97,7 +97,7 @@ async def test_what_does_not_start_in_the_time_that_is_set_ends_with_what_it_wai
     fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
-    async with cluster_pool(tmp_path / "store.db", config, HUB, start_within=1) as pool:
+    async with cluster_pool(tmp_path / "store.db", config, HUB, start_within=5) as pool:
         runs, lease = await launched(pool), await launched(pool)
         fake.run(f"gpu-pool-{runs}-1")
         waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x"'}
@@ -112,7 +112,7 @@ async def test_what_does_not_start_in_the_time_that_is_set_ends_with_what_it_wai
         ended = await pool.get_lease(lease)
         assert (ended.end_reason, ended.notice) == (
             EndReason.NOT_READY,
-            "It did not start within 1s. The course's software cannot be fetched. "
+            "It did not start within 5s. The course's software cannot be fetched. "
             "Tell the course's instructor.",
         )
         await until(lambda: f"gpu-pool-{lease}-1" not in fake.named("pods"))

@@ -68,13 +68,6 @@ def gpu_pool(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 async def test_the_command_line_works_unchanged(served: JupyterEnv, service: Service) -> None:
-    # Without looks of its own it hears of a command's end from whoever ran it, and not now and then before.
-    await service.end()
-    service.prelude = (
-        "from gpu_pool.settings import PoolSettings\n"
-        "PoolSettings.tuning.default_kwargs = {'looked_every': 3600.0}"
-    )
-    await service.start()
     done = gpu_pool("run", "2%", "--", "printenv", "GPU_POOL_SLICE", "GPU_POOL_URL")
     assert done.stdout == f"2%\n{served.url}\n", done.stderr
     lease = json.loads(gpu_pool("request", "50%", "--json").stdout)
@@ -83,9 +76,8 @@ async def test_the_command_line_works_unchanged(served: JupyterEnv, service: Ser
     assert gpu_pool("run", "--no-wait", "1", "--", "true").returncode == 6
     assert gpu_pool("run", "33GiB", "--", "true").returncode == 3
     assert gpu_pool("release", lease["id"]).returncode == 0
-    assert [json.loads(line)["reason"] for line in gpu_pool("history", "--json").stdout.splitlines()] == [
-        "released",
-        "withdrawn",
-        "released",
-    ]
+    ended = [json.loads(line)["reason"] for line in gpu_pool("history", "--json").stdout.splitlines()]
+    # Of a command that has ended the service may hear from the system first: it looks whenever it is asked.
+    assert ended[0] in ("released", "process-gone")
+    assert ended[1:] == ["withdrawn", "released"]
     assert gpu_pool("health").returncode == 0

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import textwrap
+import time
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,13 +152,15 @@ async def test_a_slice_that_comes_back_is_no_new_grant(numbers: Numbers) -> None
 
 
 async def test_a_wait_ends_with_the_first_grant_also_where_that_was_not_seen(numbers: Numbers) -> None:
+    began = time.monotonic()
     resumed, resized = await numbers.take("10%"), await numbers.take("10%")
+    took = time.monotonic() - began
     await numbers.pool.park(resumed)
     await asyncio.sleep(1)
     await numbers.pool.resume(resumed)
     await numbers.pool.resize(resized, parse_request("20%"))
     assert await numbers.value("gpu_pool_grant_seconds_count") == 2
-    assert await numbers.value("gpu_pool_grant_seconds_sum") < 1
+    assert await numbers.value("gpu_pool_grant_seconds_sum") <= 2 * took
 
 
 async def test_what_was_before_the_service_is_not_counted(numbers: Numbers) -> None:
