@@ -117,7 +117,7 @@ async def test_nothing_free_leaves_nobody_in_line(jupyter_env: JupyterEnv, manag
 
 
 async def test_a_crash_loop_past_the_restart_limit(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    kernel = jupyter_env.install("crasher", argv=CRASHER, restart_grace=1)
+    kernel = jupyter_env.install("crasher", argv=CRASHER, restart_grace=10)
     km = manager(kernel, AsyncIOLoopKernelManager, config=restarting_soon(limit=2))
     await km.start_kernel()
     given_up = asyncio.Event()
