@@ -21,12 +21,27 @@ def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return unpacked("jupyter_client", cache, tmp_path_factory.mktemp("suite"))
 
 
+@pytest.fixture(scope="module")
+def stock_runs() -> list[dict[str, str]]:
+    """What came out with the stock provisioner, run by run: all tests here share them."""
+    return []
+
+
 @pytest.mark.parametrize("size", ["", "1%"])
 def test_whatever_passes_with_the_stock_provisioner_passes_with_ours(
-    suite: Path, tmp_path: Path, size: str
+    suite: Path, stock_runs: list[dict[str, str]], tmp_path: Path, size: str
 ) -> None:
+    runs = iter(range(10))
+
     def stock() -> dict[str, str]:
-        return outcomes(suite, FILES, tmp_path, OPTIONS, JUPYTER_DEFAULT_PROVISIONER_NAME="local-provisioner")
+        run = next(runs)
+        if run == len(stock_runs):
+            stock_runs.append(
+                outcomes(
+                    suite, FILES, tmp_path, OPTIONS, JUPYTER_DEFAULT_PROVISIONER_NAME="local-provisioner"
+                )
+            )
+        return stock_runs[run]
 
     def ours() -> dict[str, str]:
         return outcomes(
