@@ -53,7 +53,7 @@ async def test_a_launcher_offers_what_the_course_offers_now(hub: Hub) -> None:
     async def has_changed() -> bool:
         return await offered() == {"python3-gpu-4pct"}
 
-    await eventually(has_changed, within=60)
+    await eventually(has_changed, within=120)
     kernel = await hub.api("POST", "/user/ada/api/kernels", {"name": "python3-gpu-4pct"})
     assert kernel.code == 201, kernel.body
     refused = await hub.api("POST", "/user/ada/api/kernels", {"name": "python3-gpu-2pct"})

@@ -10,7 +10,9 @@ left out.
 from __future__ import annotations
 
 import atexit
+import compileall
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import site
@@ -26,14 +28,16 @@ SETTINGS: Final = (
     *("GPU_POOL_", "JUPYTER", "JPY_", "IPYTHON", "CONFIGPROXY_", "KUBE", "XDG_", "SUDO_"),
     *("CONDA_", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_MPS_"),
     *("CUPY_GPU_MEMORY", "PYTORCH_", "TF_", "XLA_"),
-    # Images of containers set it. Then each of the hundreds of programs that the tests start would compile
-    # all of ours, and each process of pytest-xdist would rewrite every test.
-    "PYTHONDONTWRITEBYTECODE",
 )
 #: What the tests themselves are told, see CONTRIBUTING.md and docs/developer.
 OF_THE_TESTS: Final = (
     *("GPU_POOL_REQUIRE_", "GPU_POOL_SCREENSHOTS", "GPU_POOL_MODEL_STEPS", "GPU_POOL_KERNEL_PYTHONS"),
     *("GPU_POOL_TEST_", "GPU_POOL_PROXY", "KUBEBUILDER_ASSETS"),
+)
+#: What the programs of the tests import.
+_OURS: Final = (
+    *("gpu_pool", "gpu_pool_client", "gpu_pool_kernels", "gpu_pool_provisioner", "gpu_pool_spawner"),
+    "support",
 )
 #: Names the folder of the environment to the processes that run in it.
 MARK: Final = "FOLDER_OF_THE_TESTS_ENVIRONMENT"
@@ -79,8 +83,21 @@ def enter() -> None:
         folder.chmod(0o755)  # other users run programs in it
         make(folder)
         _move(folder)
+        _compile()
     clean(os.environ, Path(os.environ[MARK]))
-    sys.dont_write_bytecode = False
+    sys.dont_write_bytecode = False  # what pytest makes of the tests; see _compile
+
+
+def _compile() -> None:
+    """Compile our packages once: images of containers set ``PYTHONDONTWRITEBYTECODE``.
+
+    Then each of the hundreds of programs that the tests start would compile all of them, and each process
+    of pytest-xdist would rewrite every test.
+    """
+    for name in _OURS:
+        found = importlib.util.find_spec(name)
+        for folder in (found and found.submodule_search_locations) or ():
+            compileall.compile_dir(folder, quiet=2)
 
 
 def clean(variables: MutableMapping[str, str], folder: Path) -> None:

@@ -43,7 +43,7 @@ async def until_told(service: Service, words: str) -> None:
 async def _until(
     service: Service, is_it: Callable[[int, dict[str, Any]], bool]
 ) -> tuple[int, dict[str, Any]]:
-    end = asyncio.get_running_loop().time() + 60
+    end = asyncio.get_running_loop().time() + 120
     while not is_it(*(found := await healthy(service))):
         assert asyncio.get_running_loop().time() < end, found
         await asyncio.sleep(0.2)
