@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import struct
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,9 @@ from gpu_pool_client import Device, PoolStatus
 #: Where the clocks stand at first: the wall clock in 2030, so that no file of now seems new.
 WALL, UPTIME = 1_900_000_000.0, 1_000_000.0
 _TIMES: Final = struct.Struct("dd")
+#: The pools of this process whose clocks stand still.
+_STILL: Final[weakref.WeakSet[PoolCore]] = weakref.WeakSet()
+_status: Final = Pool.status
 
 
 class Clocks:
@@ -54,14 +58,16 @@ def stand_still(pool: Pool, settings: PoolSettings, clock: Clock) -> Pool:
     """
     folder = CourseFolder(Path(settings.courses_dir), settings.courses, clock)
     pool.core.courses = CourseAdmission(settings, folder)
-    status = pool.status
-
-    async def after_a_pass() -> PoolStatus:
-        await pool.core.reconciler.once()
-        return await status()
-
-    pool.status = after_a_pass  # type: ignore[method-assign]
+    _STILL.add(pool.core)
+    Pool.status = _status_after_a_pass  # type: ignore[method-assign]
     return pool
+
+
+async def _status_after_a_pass(pool: Pool) -> PoolStatus:
+    """Tell the status to whoever asks, after a pass where it is one of those pools."""
+    if pool.core in _STILL:
+        await pool.core.reconciler.once()
+    return await _status(pool)
 
 
 def still_pool(path: Path, settings: PoolSettings, *, owner: bool = False) -> Pool:
