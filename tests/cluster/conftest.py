@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.cluster.times import ClusterTimes
+from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.times import ClusterTimes
+from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import EndReason, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble

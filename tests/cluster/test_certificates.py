@@ -12,9 +12,8 @@ from aiohttp import web
 
 from gpu_pool.cluster.api import ApiAway, connect
 from gpu_pool.cluster.backend import open_cluster
-from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.cluster.settings import ClusterTimes, KubernetesSettings
 from gpu_pool.cluster.snapshot import take_snapshot
-from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool.courses import Courses
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import PoolUnreachable

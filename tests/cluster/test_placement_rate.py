@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster.dialects.hami import Hami
-from gpu_pool.cluster.placement_rate import is_placed
-from gpu_pool.cluster.times import ClusterTimes
+from gpu_pool.cluster.pod_builder import is_placed
+from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import Lease, PoolUnreachable
 from support.clusters import plain

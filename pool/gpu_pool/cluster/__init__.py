@@ -2,7 +2,7 @@
 
 ::
 
-    settings        what an administrator sets about it
+    settings        what an administrator sets about it, and for how long a cluster is waited for
     dialects/       how each GPU-sharing system is asked for a slice, and what is held of GPUs
     api             the Kubernetes API in JSON: requests, watches, writes that are retried, errors
     snapshot        a cluster, read by listing what it has; what is read at all
@@ -11,17 +11,15 @@
     view            what the cluster shows, by watches: its GPUs, what others have of them, pods by lease
     notebooks       which pod is somebody's notebook server, as whom it runs, and how it mounts the home
     manifests       the pod and the Secret of a kernel, by its course
-    pod_builder     the pod of one kernel, made of these
+    pod_builder     the pod of one kernel, made of these, and how many are placed on one node at a time
     kernel_pods     starting and ending pods
     pod_starts      what keeps pods from starting, and for how long that may be
     pod_states      how a kernel's pod is, in a student's words
-    placement_rate  how many pods are placed on one node at a time
     kueue           what Kueue says, where the cluster's queue is Kueue's
     export          courses as objects of Kubernetes: quotas, and Kueue's queues
     nodes           which nodes take no kernels, and groups of nodes that an autoscaler makes grow
     scale_up        which nodes those who wait need, the pod that asks for one, what is said of it
     scale_up_controller  asking for them
-    times           for how long a cluster is waited for
     backend         the backend over all of it
 
 ``dialects``, ``export``, ``kept_objects``, ``kueue``, ``manifests``, ``notebooks``, ``pod_states`` and

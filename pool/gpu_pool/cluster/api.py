@@ -25,7 +25,7 @@ from kubernetes_asyncio.config import ConfigException
 
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.pod_troubles import denial, violation
-from gpu_pool.cluster.times import ClusterTimes
+from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client._backoff import Backoff
 

@@ -20,7 +20,7 @@ from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.dialects.pod_troubles import trouble_of
 from gpu_pool.cluster.manifests import LAUNCH, LEASE_LABEL, KernelPodRequest
-from gpu_pool.cluster.placement_rate import PlacementRate, is_placed
+from gpu_pool.cluster.pod_builder import PlacementRate, is_placed
 from gpu_pool.cluster.pod_states import (
     BY_SOMEBODY,
     ENDED,
@@ -32,7 +32,7 @@ from gpu_pool.cluster.pod_states import (
     is_starting,
     read_pod,
 )
-from gpu_pool.cluster.times import ClusterTimes
+from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool_client import Failure, GpuPoolError, KernelPod, PodPhase
 

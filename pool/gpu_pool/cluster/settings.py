@@ -1,9 +1,9 @@
-"""What an administrator sets about a pool that is a cluster."""
+"""What an administrator sets about a pool that is a cluster, and for how long a cluster is waited for."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from traitlets import Bool, Dict, Instance, List, TraitError, Unicode, validate
@@ -11,10 +11,23 @@ from traitlets.config import Configurable
 
 from gpu_pool.cluster.dialects import AUTO, DialectOptions
 from gpu_pool.cluster.nodes import NodeGroup, read_groups
-from gpu_pool.cluster.times import ClusterTimes
 from gpu_pool_client import BadRequest
 from gpu_pool_client._requests import MAX_MIB
 from gpu_pool_client._traits import Number, WholeNumber
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTimes:
+    """What ``KubernetesSettings.times`` carries, all in seconds; no administrator needs to set them."""
+
+    #: Everything has been listed in it when the service starts.
+    listed_within: float = 60.0
+    #: For this long a creation is tried again while the API server does not answer.
+    retried_for: float = 20.0
+    #: A pod that is not placed after it keeps others of its node back no longer.
+    placed_within: float = 30.0
+    #: To be placed is waited for so long, less than clients wait; whoever asked is told, and asks again.
+    slot_within: float = 80.0
 
 
 class KubernetesSettings(Configurable):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.times import ClusterTimes
+from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from gpu_pool_client import Holder, Lease, LeaseGone, LeaseState, PodPhase, PoolUnreachable, parse_request
 from support.api_server import ASSETS, ApiServer, missing_programs
