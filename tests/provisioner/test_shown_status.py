@@ -114,6 +114,7 @@ async def test_a_waiting_kernel_is_idle_and_does_not_start_when_its_slice_comes(
         assert await _listed(server, kernel_id) == "idle"
 
 
+@pytest.mark.long
 async def test_a_kernel_whose_cell_waits_is_busy_whoever_connects_and_whatever_is_asked(
     jupyter_env: JupyterEnv, server: Server
 ) -> None:

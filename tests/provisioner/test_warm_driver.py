@@ -11,7 +11,7 @@ from support.compiled import shared_library
 from support.jupyter_env import Managers, answer
 from support.warm_kernels import Spec, start, the_template, until_ready
 
-pytestmark = pytest.mark.usefixtures("soon")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("soon")]
 
 #: Opens a file for as long as anybody needs it, as NVML does the driver's.
 NVML = """

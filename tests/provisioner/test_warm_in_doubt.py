@@ -43,6 +43,7 @@ kept = os.open(paths[0], os.O_RDONLY)
 """
 
 
+@pytest.mark.long
 async def test_a_library_that_has_its_own_file_open_is_no_doubt(spec: Spec, manager: Managers) -> None:
     name = spec("reading", reading=OPENING)
     await until_ready(manager(name))
@@ -264,6 +265,7 @@ async def test_a_module_that_is_added_makes_a_new_template_and_a_notebook_does_n
     assert (f"what can be imported from {modules} has changed" in caplog.text) is not warm
 
 
+@pytest.mark.long
 async def test_an_environment_that_is_too_long_to_be_shown(
     spec: Spec, manager: Managers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

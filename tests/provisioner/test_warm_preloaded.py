@@ -18,6 +18,7 @@ async def test_what_is_preloaded_is_imported_and_not_in_the_namespace(spec: Spec
     assert await answer(km, "import large, os; print(large.who == os.getpid())") == "False\n"
 
 
+@pytest.mark.long
 async def test_random_numbers_and_secrets_differ(spec: Spec, manager: Managers) -> None:
     name = spec("drawing", drawing="import multiprocessing, random\nown = random.Random()\n")
     await until_ready(manager(name))
@@ -49,6 +50,7 @@ async def two_draw_different(name: str, manager: Managers, code: str) -> None:
     assert not set(drawn[0]) & set(drawn[1])
 
 
+@pytest.mark.long
 async def test_a_generator_with_a_seed_of_its_own_draws_what_it_draws_in_every_kernel(
     spec: Spec, manager: Managers
 ) -> None:
@@ -103,6 +105,7 @@ async def test_what_the_site_does_to_the_environment_is_done_in_warm_kernels(
     assert await answer(warm, code) == expected
 
 
+@pytest.mark.long
 async def test_what_a_preloaded_module_logs_is_seen_in_the_notebook(
     spec: Spec, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

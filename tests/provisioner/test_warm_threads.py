@@ -10,7 +10,7 @@ from support.compiled import shared_library
 from support.jupyter_env import Managers, answer
 from support.warm_kernels import Spec, start, the_template, until_ready
 
-pytestmark = pytest.mark.usefixtures("soon")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("soon")]
 
 #: A thread that works for a library, and is asked by it for numbers.
 WORKER = """

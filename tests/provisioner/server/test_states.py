@@ -48,7 +48,7 @@ async def test_a_page_sees_a_kernel_wait_get_its_slice_and_go(
     assert [each for each in dict.fromkeys(phases) if each != "asking"] == ["waiting", "starting", "held"]
 
 
-@pytest.mark.parametrize("terms", [{}, {"idle_limit": "1h"}])
+@pytest.mark.parametrize("terms", [{}, pytest.param({"idle_limit": "1h"}, marks=pytest.mark.long)])
 async def test_a_waiting_cell_names_the_idle_kernel_of_ones_own(
     jupyter_env: JupyterEnv, course: Any, terms: dict[str, str]
 ) -> None:
