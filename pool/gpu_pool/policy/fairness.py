@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Holding, Situation, Waiter
@@ -124,15 +124,20 @@ class FairShares:
         return known[1]
 
 
+_ARRIVAL = attrgetter("since", "number")
+
+
 def turns(queue: Iterable[Waiter], shares: FairShares) -> Iterator[Waiter]:
     """Yield the waiters in order of turn.
 
     Whoever takes one charges it to the tally before asking for the next, which
     then comes from whoever has had less.
     """
-    waiters = sorted(queue, key=lambda waiter: (waiter.rank, waiter.since, waiter.number))
-    for _, equals in itertools.groupby(waiters, key=lambda waiter: waiter.rank):
-        yield from _fair_turns(list(equals), shares)
+    by_rank: dict[tuple[bool, int], list[Waiter]] = {}
+    for waiter in queue:
+        by_rank.setdefault((waiter.batch, -waiter.priority), []).append(waiter)
+    for rank in sorted(by_rank):
+        yield from _fair_turns(sorted(by_rank[rank], key=_ARRIVAL), shares)
 
 
 _Users = list[tuple[tuple[float, float, int], deque[Waiter]]]

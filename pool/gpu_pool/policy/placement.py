@@ -60,10 +60,14 @@ def _candidate(request: SliceRequest, device: Device, rules: Rules) -> Slice | N
 
 def place(request: SliceRequest, statuses: Sequence[DeviceStatus], rules: Rules) -> tuple[Slice, ...] | None:
     """Choose devices for the request, or None when it does not fit now."""
+    least = request.milli or 0
     fitting = (
         part
         for status in statuses
-        if (part := _candidate(request, status.device, rules)) is not None and fits(part, status)
+        # A slice is at least as large as its request: most of a full pool is passed over uncut.
+        if (least + status.held_milli <= status.milli or status.device.unbounded)
+        and (part := _candidate(request, status.device, rules)) is not None
+        and fits(part, status)
     )
     if request.count == 1:
         first = next(fitting, None)
@@ -122,6 +126,8 @@ def _less(status: DeviceStatus, part: Slice) -> DeviceStatus:
 
 def _nearest(parts: Sequence[Slice], count: int) -> tuple[Slice, ...]:
     """Return ``count`` of the slices on the best connected devices, lowest index first."""
+    if not any(part.device.nvlink or part.device.numa_node is not None for part in parts):
+        return tuple(parts[:count])  # none is nearer to another
     sets = islice(combinations(parts, count), _MAX_COMBINATIONS)
     # max() keeps the first of equals, and combinations() come in index order.
     return max(sets, key=_closeness)

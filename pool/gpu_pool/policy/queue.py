@@ -100,8 +100,11 @@ class _Round:
 
     @functools.cached_property
     def _shares(self) -> FairShares:
-        """Who has had how much. Nobody asks where nothing fits, as it often is for a long queue."""
-        return FairShares(self._now)
+        """Who has had how much. Nobody asks where nothing fits, or one alone may have what does."""
+        shares = FairShares(self._now)
+        for waiter, _ in self.grants:
+            shares.charge(waiter)
+        return shares
 
     @functools.cached_property
     def _plans(self) -> Plans:
@@ -142,7 +145,7 @@ class _Round:
         kind = self._kind(first)
         same = [w for w in reserved if w.reserved == first.reserved and self._kind(w) == kind]
         plan = self._plans.plan(first, first.reserved)
-        if plan is not None and self._plans.is_worth_it(plan, same):
+        if plan is not None and self._plans.is_worth_it(plan, same, is_kept=True):
             self._set(plan, same)
 
     def _set(self, plan: Plan, waiters: Iterable[Waiter]) -> None:
@@ -150,7 +153,9 @@ class _Round:
         self._is_short.clear()
 
     def _all_like(self, first: Waiter) -> list[Waiter]:
-        """Return all that wait for such a size."""
+        """Return all that wait for such a size; of those who need one device each, that one alone."""
+        if first.request.count == 1:
+            return [first]  # the next of them may find room on any other device
         number, waiting = self._kind(first)[:2], self._waiting.values()
         return [w for w in waiting if w.batch == first.batch and self._kind(w)[:2] == number]
 
@@ -224,7 +229,8 @@ class _Round:
         if parts is None:
             return False
         self._statuses = placement.deduct(self._statuses, parts)
-        self._shares.charge(waiter)
+        if "_shares" in self.__dict__:
+            self._shares.charge(waiter)
         self._reserved.pop(waiter.number, None)
         if not self._reserved:
             self._plan = None

@@ -27,6 +27,8 @@ _SURE: Final = 0.95
 _SHARE: Final = 0.2
 #: The same where the start follows from lengths that were said: who is shorter is then let in for sure.
 _SHARE_IF_SAID: Final = 1.0
+#: What is kept already may cost so much more: ends move to and fro by little.
+_SLACK: Final = 1.25
 #: How long a request is supposed to be held of which nothing is known, in seconds.
 _UNKNOWN: Final = 1800.0
 
@@ -93,16 +95,17 @@ class Plans:
             all(holding.is_said for uuid in chosen for holding, _ in self._held.get(uuid, ())),
         )
 
-    def is_worth_it(self, plan: Plan, waiters: Sequence[Waiter]) -> bool:
+    def is_worth_it(self, plan: Plan, waiters: Sequence[Waiter], *, is_kept: bool = False) -> bool:
         """Whether what the plan keeps idle is worth it for those who would start there one after the other.
 
         That is at most what they ask for times how long that is likely held, and a share of the pool
-        for as long as the first of them has waited.
+        for as long as the first of them has waited; somewhat more where it is kept since earlier.
         """
         worth = sum(self._worth(waiter) for waiter in waiters)
         waited = self._now - min(waiter.since for waiter in waiters)
         share = _SHARE_IF_SAID if plan.is_said else _SHARE
-        return plan.idle <= worth + share * self._capacity * waited
+        slack = _SLACK if is_kept else 1.0
+        return plan.idle <= slack * (worth + share * self._capacity * waited)
 
     def has_begun(self, waiter: Waiter, plan: Plan) -> bool:
         """Whether one lease of the waiter's size, or a larger one, holds the plan's devices."""

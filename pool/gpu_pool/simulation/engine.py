@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Final, Generic, TypeVar
 
-from gpu_pool.policy import placement
-from gpu_pool.policy.placement import give_back
+from gpu_pool.policy.placement import deduct, give_back
 from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, faded_use
 from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool.simulation.queue_orders import Order
-from gpu_pool_client import Device, DeviceStatus, SliceRequest
+from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest
 
 #: Decisions between two words of how far it has come.
 _TELL_EVERY: Final = 50
@@ -108,7 +107,7 @@ class Simulation:
         self._arrivals: dict[int, Arrival] = {}
         self._queue: dict[int, Waiter] = {}
         self._held: dict[int, Holding] = {}
-        self._statuses = [DeviceStatus(device, 0, 0, 0, 0, rules.device_milli) for device in devices]
+        self._statuses = {d.uuid: DeviceStatus(d, 0, 0, 0, 0, rules.device_milli) for d in devices}
         self._usage = RunningUsage(policy)
         #: Times at which a lease ends (with its number), or devices may have to be emptied (with none).
         self._events: list[tuple[float, int]] = []
@@ -156,13 +155,18 @@ class Simulation:
             return
         self._usage.add(holding, now)
         self._history.appendleft(HoldingTime(holding.course, holding.milli, now - holding.since))
-        self._statuses = give_back(self._statuses, holding.parts)
+        self._change(give_back, holding.parts)
+
+    def _change(self, how: Callable[..., list[DeviceStatus]], parts: Sequence[Slice]) -> None:
+        """Take slices of their devices, or give them back, and leave all others as they are."""
+        for status in how([self._statuses[part.device.uuid] for part in parts], parts):
+            self._statuses[status.device.uuid] = status
 
     def _decide(self, now: float) -> SimulatedMoment:
         situation = Situation(
             tuple(self._queue.values()),
             tuple(self._held.values()),
-            tuple(self._statuses),
+            tuple(self._statuses.values()),
             self._rules,
             self._policy,
             self._usage.at(now),
@@ -178,7 +182,7 @@ class Simulation:
             arrival = self._arrivals[waiter.number]
             ends_by = None if arrival.longest is None else now + arrival.longest
             holding = Holding(waiter.user, waiter.course, parts, ends_by, now, arrival.is_said)
-            self._statuses = placement.deduct(self._statuses, parts)
+            self._change(deduct, parts)
             self._held[waiter.number] = holding
             del self._queue[waiter.number]
             heappush(self._events, (now + arrival.stay, waiter.number))

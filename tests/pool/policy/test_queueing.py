@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool.policy.queue import Policy, Usage, faded_use
+from gpu_pool.policy.queue import Holding, Policy, Usage, faded_use
+from gpu_pool_client import Slice
 from support import queues
 from support.queues import HOUR, V100, decided, granted, holding, ordered, waiter
 
@@ -122,15 +123,19 @@ def test_a_device_that_is_gone_ends_a_reservation_and_another_is_emptied() -> No
 
 def test_one_reservation_is_made_at_a_time_and_all_who_wait_for_its_size_share_it() -> None:
     held = [holding(index, 20, HOUR, user=f"{index}") for index in range(4)]
-    line = [waiter(number, "1", user=f"u{number}", since=-HOUR) for number in (1, 2, 3)]
-    line.append(waiter(4, "2", user="u4", since=-HOUR))
-    assert decided(line, held).reservations == dict.fromkeys((1, 2, 3), (V100[3].uuid,))
+    line = [waiter(number, "2", user=f"u{number}", since=-HOUR) for number in (1, 2, 3)]
+    line.append(waiter(4, "1", user="u4", since=-HOUR))
+    assert decided(line, held).reservations == dict.fromkeys((1, 2, 3), (V100[2].uuid, V100[3].uuid))
+    alone = [waiter(number, "1", user=f"u{number}", since=-HOUR) for number in (1, 2)]
+    assert decided(alone, held).reservations == {1: (V100[3].uuid,)}
 
 
 def test_once_the_first_of_a_size_has_begun_whoever_comes_for_it_later_waits_as_all_others_do() -> None:
-    held = [holding(index, 20, HOUR, user=f"{index}") for index in range(3)] + [holding(3, 1000, HOUR)]
-    line = [waiter(1, "1", reserved=(V100[3].uuid,)), waiter(2, "1", user="b", since=90.0)]
-    assert decided(line, held).reservations == {1: (V100[3].uuid,)}
+    kept = V100[2].uuid, V100[3].uuid
+    both = Holding("a", "", tuple(Slice(each, 1000, each.memory_mib) for each in V100[2:]), HOUR)
+    held = [holding(index, 20, HOUR, user=f"{index}") for index in range(2)] + [both]
+    line = [waiter(1, "2", reserved=kept), waiter(2, "2", user="b", since=90.0)]
+    assert decided(line, held).reservations == {1: kept}
 
 
 def test_a_request_for_all_devices_is_emptied_for_once_it_is_the_only_one() -> None:

@@ -67,7 +67,7 @@ def test_reservations_are_stable_from_decision_to_decision(line: list[Waiter], h
     # Whoever else comes takes from batch work what was kept free for it.
     is_batch = bool(left) and all(each.batch for each in left)
     newcomer = waiter(20_000, "2%", user="new", since=4000.0, priority=1, batch=is_batch)
-    held = [*held, *(Holding(each.user, each.course, parts) for each, parts in first.grants)]
+    held = [*held, *(Holding(w.user, w.course, parts, None, 4000.0) for w, parts in first.grants)]
     second = decided([*left, newcomer], held, now=4001.0)
     assert first.reservations.items() <= second.reservations.items()
 
