@@ -87,6 +87,8 @@ class _Round:
         self._reserved: dict[int, Waiter] = {}
         #: Whether it fits, by shape. What does not will not as long as nothing becomes free.
         self._fits: dict[_Kind, bool] = {}
+        #: One of each shape that fits.
+        self._fits_one: dict[_Kind, Waiter] = {}
         #: Whether it has given its slice back before the reservation begins, by shape.
         self._is_short: dict[_Kind, bool] = {}
         #: Numbers of equal requests, and the same by identity: hashing a request takes long.
@@ -167,12 +169,13 @@ class _Round:
     def _grant_by_turn(self) -> bool:
         """Go through the queue once; return whether a reservation became needless on the way."""
         self._fits.clear()
+        self._fits_one.clear()
         was_reserved = self._plan is not None
         able = [waiter for waiter in self._waiting.values() if self._may_fit(waiter)]
         for waiter in self._turns(able):
-            if self._may_fit(waiter) and not self._try(waiter, self._usable(waiter)):
-                self._fits[self._fits_key(waiter)] = False
-                if not any(self._fits.values()):
+            if self._may_fit(waiter) and self._try(waiter, self._usable(waiter)):
+                self._forget_what_fitted()
+                if not self._fits_one:
                     break
         return was_reserved and self._plan is None
 
@@ -184,9 +187,20 @@ class _Round:
         key = self._fits_key(waiter)
         fits = self._fits.get(key)
         if fits is None:
-            parts = placement.place(waiter.request, self._usable(waiter), self._rules)
-            fits = self._fits[key] = parts is not None
+            fits = self._fits[key] = self._fits_now(waiter)
+            if fits:
+                self._fits_one[key] = waiter
         return fits
+
+    def _fits_now(self, waiter: Waiter) -> bool:
+        return placement.place(waiter.request, self._usable(waiter), self._rules) is not None
+
+    def _forget_what_fitted(self) -> None:
+        """After a grant, look again at one of each shape that fitted: few are, of a long queue."""
+        for key, waiter in list(self._fits_one.items()):
+            if not self._fits_now(waiter):
+                self._fits[key] = False
+                del self._fits_one[key]
 
     def reserve(self) -> None:
         """Keep devices free for the first of those who have waited too long for whom that is worth it.

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from gpu_pool.policy.placement import deduct, give_back
 from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, faded_use
@@ -16,6 +16,9 @@ from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest
 
 #: Decisions between two words of how far it has come.
 _TELL_EVERY: Final = 50
+#: What is known of how long leases last: what was said with each, what this pool's past shows, nothing.
+Lengths: TypeAlias = Literal["known", "learned", "none"]
+#: Ended leases that are learnt from, as many as the store reads.
 _MOST_KNOWN: Final = 200
 
 
@@ -33,8 +36,6 @@ class Arrival:
     longest: float | None = None
     #: Whether it is batch work.
     batch: bool = False
-    #: Whether ``longest`` was said with the request, and is not only the course's limit.
-    is_said: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,14 @@ def simulate(
     policy: Policy | None = None,
     rules: Rules | None = None,
     tell: Callable[[float], None] | None = None,
+    lengths: Lengths = "learned",
 ) -> SimulatedRun:
     """Let everybody arrive, wait, hold and leave, in simulated time, until all have left.
 
-    ``tell`` is called now and then with the part, 0 to 1, of them that has been served.
+    ``tell`` is called now and then with the part, 0 to 1, of them that has been served. ``lengths`` is
+    what the order is told of how long leases last: all, what those that have ended showed, or nothing.
     """
-    simulation = Simulation(arrivals, devices, order, policy or Policy(), rules or Rules())
+    simulation = Simulation(arrivals, devices, order, policy or Policy(), rules or Rules(), lengths)
     for number, _ in enumerate(simulation.moments()):
         if tell is not None and number % _TELL_EVERY == 0:
             tell(simulation.served)
@@ -100,7 +103,9 @@ class Simulation:
         order: Order,
         policy: Policy,
         rules: Rules,
+        lengths: Lengths = "learned",
     ) -> None:
+        self._lengths = lengths
         self._order, self._policy, self._rules = order, policy, rules
         self._coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
         self._all = len(self._coming)
@@ -144,8 +149,8 @@ class Simulation:
             course=arrival.course,
             since=arrival.at,
             batch=arrival.batch,
-            longest=arrival.longest,
-            is_said=arrival.is_said,
+            longest=arrival.stay if self._lengths == "known" else arrival.longest,
+            is_said=self._lengths == "known",
         )
         heappush(self._events, (arrival.at + self._policy.drain_after, -1))
 
@@ -171,7 +176,7 @@ class Simulation:
             self._policy,
             self._usage.at(now),
             now,
-            history=tuple(self._history),
+            history=() if self._lengths == "none" else tuple(self._history),
         )
         decision = self._order(situation)
         self._apply(decision, now)
@@ -180,8 +185,8 @@ class Simulation:
     def _apply(self, decision: Decision, now: float) -> None:
         for waiter, parts in decision.grants:
             arrival = self._arrivals[waiter.number]
-            ends_by = None if arrival.longest is None else now + arrival.longest
-            holding = Holding(waiter.user, waiter.course, parts, ends_by, now, arrival.is_said)
+            ends_by = None if waiter.longest is None else now + waiter.longest
+            holding = Holding(waiter.user, waiter.course, parts, ends_by, now, waiter.is_said)
             self._change(deduct, parts)
             self._held[waiter.number] = holding
             del self._queue[waiter.number]
