@@ -16,7 +16,7 @@ import click
 
 from gpu_pool.cli import completing, formatting, screen
 from gpu_pool.cli.formatting import plain_failure
-from gpu_pool.cli.past import hashed, nameless, recorded_leases
+from gpu_pool.cli.past import hashed, nameless, recorded_rows
 from gpu_pool.cli.session import CommandSession, json_option, naming_leases, verb
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
@@ -107,7 +107,7 @@ def history(session: CommandSession, since: str, cells: bool, without_names: boo
     """
     first = time.time() - parse_duration(since)
     if cells:
-        rows = session.ask(lambda pool: recorded_leases(pool, first))
+        rows = session.ask(lambda pool: recorded_rows(pool, first))
         for plain in nameless(rows) if without_names else hashed(rows):
             screen.show_json(plain, indent=None)
         return 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -130,19 +129,13 @@ def read_days(path: Path, options: RecordedOptions) -> RecordedDays:
     return in_window(days, options.window)
 
 
-def own_days(rows: Iterable[Mapping[str, Any]], window: str | None) -> RecordedDays:
-    """Return what the pool has recorded. Raises ``BadRequest`` where that is nothing."""
-    from gpu_pool.simulation.formats import FORMATS as READERS
-
-    return in_window(READERS["history"](json.dumps(row) for row in rows), window)
-
-
 def more_devices(text: str, own: Sequence[Device]) -> tuple[Device, ...]:
     """Return the pool's devices, and what is added to them: ``V100:4`` for four more of those that it has.
 
     A model that the pool has not is named with its memory, as in ``GPU_POOL_DEVICES``. Raises ``BadRequest``.
     """
     from gpu_pool.devices.inventory import parse_devices
+    from gpu_pool.pool.own_days import with_more
 
     added: list[Device] = []
     for entry in text.split(","):
@@ -152,14 +145,7 @@ def more_devices(text: str, own: Sequence[Device]) -> tuple[Device, ...]:
             added += parse_devices(entry, "--devices")
         else:
             added += [like] * int(number)
-    first = 1 + max((device.index for device in own), default=-1)
-    return (
-        *own,
-        *(
-            dataclasses.replace(device, uuid=f"{device.uuid}-more-{place}", index=first + place, nvlink=())
-            for place, device in enumerate(added)
-        ),
-    )
+    return with_more(own, added)
 
 
 def in_window(days: RecordedDays, window: str | None) -> RecordedDays:

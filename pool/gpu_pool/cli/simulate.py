@@ -13,7 +13,7 @@ import click
 
 from gpu_pool.cli import completing, recorded, screen
 from gpu_pool.cli.formatting import safe
-from gpu_pool.cli.past import recorded_leases
+from gpu_pool.cli.past import recorded_rows
 from gpu_pool.cli.recorded import RecordedOptions, recorded_options
 from gpu_pool.cli.screen import Progress
 from gpu_pool.cli.session import CommandSession, Duration, complete, json_option, verb
@@ -101,11 +101,13 @@ def _simulate_days(
     plot: Path | None,
 ) -> None:
     """Replay what was recorded: cell by cell where it is known when these ran, else as leases."""
+    from gpu_pool.pool.own_days import own_days
+
     if options.from_history is not None:
         title = f"the last {format_duration(options.from_history)}"
         since = time.time() - options.from_history
-        rows = session.ask(lambda pool: recorded_leases(pool, since))
-        days = recorded.own_days(rows, options.window)
+        rows = session.ask(lambda pool: recorded_rows(pool, since))
+        days = recorded.in_window(own_days(rows), options.window)
     else:
         title, days = Path(workload).name, recorded.read_days(_file(workload), options)
     gpus = recorded.nodes(_gpus(session, devices, days, options), options.per_node)

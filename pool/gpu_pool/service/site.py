@@ -26,6 +26,7 @@ from gpu_pool.service.dashboard.pages import (
     HistoryPage,
     LeasePage,
     NothingPage,
+    OtherWaysPage,
     PoolPage,
     Revoke,
 )
@@ -41,6 +42,7 @@ ROUTES: Final[list[tuple[str, type[BrowserPage]]]] = [
     (r"courses/([^/]{1,200})", CoursePage),
     (r"courses/([^/]{1,200})/edit", EditPage),
     (r"admin", AdminPage),
+    (r"admin/other-ways", OtherWaysPage),
     (_LEASE, LeasePage),
     (rf"{_LEASE}/release", GiveBack),
     (rf"{_LEASE}/revoke", Revoke),

@@ -16,6 +16,7 @@ from gpu_pool.names import undeceiving, visible_lines
 from gpu_pool.policy.sharing import Sharing
 from gpu_pool.service.browsers import BrowserPage
 from gpu_pool.service.course_editor import CourseEditor
+from gpu_pool.service.dashboard.other_ways import OtherWays
 from gpu_pool.service.dashboard.pool_view import Mark, Viewer, describe_changes, marks
 from gpu_pool.service.event_streams import EventStreams, Snapshot, StreamingHandler
 from gpu_pool.service.hub import HubUnreachable
@@ -51,6 +52,7 @@ class Dashboard:
         self.live_pages = ConcurrencyLimit(
             streams.limits.most, "You have {most} live pages open already.", "Close some of them."
         )
+        self.other_ways = OtherWays()
         self._courses = courses
         self._sharing = sharing
         self._data: PageData | None = None

@@ -18,7 +18,8 @@ from typing import Any, Final
 from tornado.web import HTTPError
 
 from gpu_pool.courses import CourseFile
-from gpu_pool.service.dashboard import course_view, history_view, pool_view
+from gpu_pool.pool.own_days import recorded_leases
+from gpu_pool.service.dashboard import course_view, history_view, other_ways, pool_view
 from gpu_pool.service.dashboard.history_view import PastRow
 from gpu_pool.service.dashboard.live_pages import DashboardPage, LivePage, PageData, Parts
 from gpu_pool.service.dashboard.pool_view import as_seen_by, without_names
@@ -418,6 +419,23 @@ class HistoryPage(DashboardPage):
             rows=history_view.past_rows(rows),
             total=sum(row.leases for row in rows),
         )
+
+
+class OtherWaysPage(DashboardPage):
+    """What more GPUs, or kernels that give way, would have done with the pool's own days."""
+
+    async def get(self) -> None:
+        """Show the days and the number of GPUs that are asked for."""
+        self.require_admin()
+        asked = self.get_query_argument("days", ""), self.get_query_argument("more", "")
+        days = int(asked[0]) if asked[0] in map(str, history_view.PERIODS) else history_view.PERIODS[-1]
+        more = int(asked[1]) if asked[1] in map(str, other_ways.MORE) else 0
+        since = time.time() - days * _DAY
+        rows = recorded_leases(await self.pool.history(since), await self.pool.busy_times(since))
+        snapshot = await self.dashboard.streams.snapshots.now()
+        found = await self.dashboard.other_ways.ask(rows, snapshot.status, more)
+        periods, numbers = history_view.PERIODS, other_ways.MORE
+        self.show("other_ways.html", days=days, periods=periods, more=more, numbers=numbers, found=found)
 
 
 class NothingPage(DashboardPage):

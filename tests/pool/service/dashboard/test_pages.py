@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.pool import pool
+from gpu_pool.service.dashboard.other_ways import OtherWays
 from gpu_pool.store import leases
 from gpu_pool_client import Activity, EndReason, Failure, LeaseState, Process
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
@@ -40,7 +42,8 @@ async def fill(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "user"), [*((path, "ada") for path in PAGES), *((path, ADMIN) for path in [*PAGES, "admin"])]
+    ("path", "user"),
+    [*((path, "ada") for path in PAGES), *((path, ADMIN) for path in [*PAGES, "admin", "admin/other-ways"])],
 )
 async def test_every_page_is_whole_for_those_who_cannot_see_it(site: Site, path: str, user: str) -> None:
     assert Document(await site.page(path, user)).problems == []
@@ -296,6 +299,35 @@ async def test_the_plot_has_round_times_and_an_end(site: Site, days: int, texts:
     assert last == "now"
     assert len(found) >= 3
     assert all(each in texts if texts else re.fullmatch(r"\d+ [A-Z][a-z][a-z]", each) for each in found)
+
+
+async def test_an_administrator_sees_what_other_ways_would_have_done(site: Site) -> None:
+    assert "no lease that was held" in await site.page("admin/other-ways", ADMIN)
+    await site.pool.release(await site.take("1", "ada", "ml"))
+    assert "No server has said in this time" in await site.page("admin/other-ways", ADMIN)
+    lease = await site.take("1", "ada", "ml")
+    await site.pool.report_busy(lease, [(time.time(), 60.0)])
+    await site.pool.release(lease)
+    page = await site.page("admin/other-ways?days=7&more=2", ADMIN)
+    assert Document(page).problems == []
+    assert "Simulated: 2 leases and 2 cells on 4 GPUs" in page
+    assert "yield after 1 min, when somebody waits" in page
+    assert "admin/other-ways" in await site.page("admin", ADMIN)
+    assert (await site.get("admin/other-ways", "ada")).code == 403
+
+
+async def test_what_other_ways_would_have_done_is_not_worked_out_for_long(site: Site) -> None:
+    status = await site.pool.status()
+    row = {
+        "requested_at": 0,
+        "held_at": 0,
+        "ended_at": 9,
+        "held_seconds": 9,
+        "request": "1",
+        "busy": [[0, 1]],
+    }
+    asked = OtherWays(seconds=1.0, clock=iter(range(100)).__next__)
+    assert "takes more than 1s here" in (await asked.ask([row], status, 0)).why_not
 
 
 async def test_pages_are_named_after_the_pool(site: Site) -> None:
