@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import pytest
+
+from gpu_pool_provisioner.proxy import busy_times
 from gpu_pool_provisioner.proxy.busy_times import EVERY, BusyTimes
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually
 
 
 def test_pieces_of_work_are_told_once_and_not_too_often() -> None:
@@ -43,3 +51,21 @@ def test_the_last_thousand_are_kept() -> None:
         now += 1
         times.see(busy=False)
     assert [at for at, _ in times.due()] == [float(number) for number in range(500, 1_500)]
+
+
+async def test_the_pool_hears_when_a_kernel_worked(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(busy_times, "EVERY", 0.0)
+    course(idle_limit="1s")
+    km = manager(jupyter_env.install("all", "1"))
+    await km.start_kernel()
+    began = time.time()
+    async with frontend(km) as page:
+        await page.run("import time; time.sleep(0.5)").done()
+        await eventually(jupyter_env.is_parked)
+    lease = await jupyter_env.only_lease()
+    await km.shutdown_kernel(now=True)
+    spans = (await jupyter_env.pool.busy_times())[lease.id]
+    assert any(seconds >= 0.5 for _, seconds in spans)
+    assert all(began - 1 <= at <= time.time() + 1 for at, _ in spans)
