@@ -157,7 +157,14 @@ class PoolForCaller(Pool):
             raise BadRequest(
                 "The key of a request must be 1 to 128 printable ASCII characters without spaces."
             )
-        lease = await super().request(request, self._own(holder), self._own_key(key))
+        row = operation_of(Pool.request)
+        arguments = {"request": request, "holder": holder, "key": self._own_key(key)}
+        await self.check(row, arguments)
+        call = Call(self.caller, row, arguments)
+        # That they ask for another course's slices, too, is counted and logged.
+        async with self._guard.around(call, self._pool):
+            call.answer = await self._pool.request(request, self._own(holder), self._own_key(key))
+        lease: Lease = self._seen(row, call.answer)
         return replace(lease, key=key)
 
     def _own(self, holder: Holder, *, anybody: bool = False) -> Holder:

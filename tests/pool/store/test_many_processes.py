@@ -208,13 +208,12 @@ def test_a_stuck_store_is_given_up_with_the_name_of_the_process_that_has_it(tmp_
 import asyncio
 from pathlib import Path
 from support.pools import embedded
-import gpu_pool.store.thread
 async def main():
     pool = embedded(Path({str(path)!r}))
     await pool.status()
     print("open", flush=True)
     input()
-    gpu_pool.store.thread.ANSWER_WITHIN = 0.2
+    pool.store.answer_within = 0.2
     try:
         await pool.release("1-00000000")
     except Exception as error:
