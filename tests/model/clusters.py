@@ -10,7 +10,6 @@ from gpu_pool.clock import Clock
 from gpu_pool.cluster.backend import ClusterBackend
 from gpu_pool.cluster.dialects import AUTO, Cluster, DialectOptions, choose, counted_as
 from gpu_pool.pool.core import PoolCore
-from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, NeverFits, SliceRequest
 from model.grounds import ME, Socket, serving_still
@@ -47,10 +46,10 @@ class ClusterReference(Reference):
         return counted_as(request, dialect)
 
 
-def still_cluster(path: Path, backend: ClusterBackend, settings: PoolSettings, _: Clock) -> Pool:
-    """Return a pool over a cluster, with the clocks that the folder of its store names."""
+def still_cluster(path: Path, backend: ClusterBackend, settings: PoolSettings, _: Clock) -> PoolCore:
+    """Return what there is of a pool over a cluster, with the clocks that the folder of its store names."""
     clock = Clocks(path.with_name("clocks")).clock()
-    return stand_still(Pool(PoolCore(path, backend, settings, clock)), settings, clock)
+    return stand_still(PoolCore(path, backend, settings, clock), settings, clock)
 
 
 class ClusterGround(Socket):
@@ -69,7 +68,7 @@ class ClusterGround(Socket):
         self.fake = FakeKubernetes()
         self.run(self.fake.start())
         self.service.prelude = serving_still(
-            "gpu_pool.cluster.backend", "Pool", "model.clusters", "still_cluster"
+            "gpu_pool.cluster.backend", "PoolCore", "model.clusters", "still_cluster"
         )
         self.service.arguments = ("--kubernetes",)
         self.service.environment = {"KUBECONFIG": str(self.fake.kubeconfig(self.folder / "kubeconfig"))}

@@ -51,16 +51,16 @@ class Clocks:
         return Clock(lambda: self.read()[0], lambda: self.read()[1])
 
 
-def stand_still(pool: Pool, settings: PoolSettings, clock: Clock) -> Pool:
+def stand_still(core: PoolCore, settings: PoolSettings, clock: Clock) -> PoolCore:
     """Let a pool's courses go by that clock; what is over has been ended whenever its status is told.
 
     It has course files of its own, as after a crash: what a pool before it remembers of them is not known.
     """
     folder = CourseFolder(Path(settings.courses_dir), settings.courses, clock)
-    pool.core.courses = CourseAdmission(settings, folder)
-    _STILL.add(pool.core)
+    core.courses = CourseAdmission(settings, folder)
+    _STILL.add(core)
     Pool.status = _status_after_a_pass  # type: ignore[method-assign]
-    return pool
+    return core
 
 
 async def _status_after_a_pass(pool: Pool) -> PoolStatus:
@@ -76,7 +76,7 @@ def still_pool(path: Path, settings: PoolSettings, *, owner: bool = False) -> Po
     backend = LocalBackend(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
     # No card is behind these devices that could be watched over.
     backend.enforcer._watch_over = lambda: None  # type: ignore[method-assign]
-    return stand_still(Pool(PoolCore(path, backend, settings, clock)), settings, clock)
+    return Pool(stand_still(PoolCore(path, backend, settings, clock), settings, clock))
 
 
 def _read_devices(path: Path) -> tuple[Device, ...]:
