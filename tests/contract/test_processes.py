@@ -92,9 +92,13 @@ async def test_a_deadline_that_passes_ends_the_lease(pool: Pool, change, reason)
 
 
 async def test_renewing_lifts_the_deadline(pool: Pool) -> None:
-    lease = await take(pool, "50%", key())
-    await pool.attach(lease, Process.current(), ready_within=0)
+    lease, other = await take(pool, "50%", key()), await take(pool, "50%", key())
+    await pool.attach(lease, Process.current(), ready_within=3)
     await pool.renew(lease)
+    await pool.attach(other, Process.current(), ready_within=3)
+    async for each in pool.watch(other):
+        ended = each.end_reason
+    assert ended is EndReason.NOT_READY
     assert [each.id for each in (await pool.status()).leases] == [lease]
 
 
