@@ -16,7 +16,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.holding_times import HoldingTimes
 from gpu_pool.policy.placement import more
 from gpu_pool.policy.queue_state import Holding, Situation, Waiter
-from gpu_pool_client import DeviceStatus, Slice
+from gpu_pool_client import WHOLE, DeviceStatus, Slice
 from gpu_pool_client._free import fits
 
 #: A lease likely ends when this part of those like it that lasted as long have ended.
@@ -115,7 +115,10 @@ class Plans:
 
     def ends_before(self, waiter: Waiter, start: float) -> bool:
         """Whether the waiter, granted now, has given its slice back at the start: known, or almost sure."""
-        return self._length(waiter, self._milli(waiter), _SURE) <= start - self._now
+        milli = self._milli(waiter)
+        # Fifty slices of 2% must be as sure together as one of a whole GPU.
+        sure = 1.0 - (1.0 - _SURE) * min(1.0, milli / (waiter.request.count * WHOLE))
+        return self._length(waiter, milli, sure) <= start - self._now
 
     def _able(self, waiter: Waiter) -> list[Slice]:
         """Return its slice on every device that could ever hold it."""
@@ -147,7 +150,9 @@ class Plans:
         age = self._now - holding.since
         is_known = self._times.knows(holding.course, holding.milli)
         # Where nothing is known, what has lasted so long is taken to last as long again.
-        rest = self._times.rest(holding.course, holding.milli, age, _LIKELY) if is_known else age
+        # Of many small ones on a device the last to end counts.
+        likely = 1.0 - (1.0 - _LIKELY) * min(1.0, holding.parts[0].milli / WHOLE)
+        rest = self._times.rest(holding.course, holding.milli, age, likely) if is_known else age
         end = self._now + rest
         return end if holding.ends_by is None else min(end, max(holding.ends_by, self._now))
 

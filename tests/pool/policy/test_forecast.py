@@ -71,7 +71,7 @@ def test_whoever_a_gpu_is_emptied_for_is_told_when_it_likely_is_free() -> None:
     history = [HoldingTime("", 20, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
     now = situation([kept], [held(0, 1000), held(1, 20, since=100.0)])
     now = replace(now, history=history, now=100.0)
-    assert explain(1, now).endswith("A GPU is being emptied for you; likely free for you in about 30 min.")
+    assert explain(1, now).endswith("A GPU is being emptied for you; likely free for you in about 50 min.")
 
 
 def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:

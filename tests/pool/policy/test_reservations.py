@@ -9,8 +9,8 @@ from gpu_pool.policy.queue_state import Decision, Holding, HoldingTime
 from support.queues import HOUR, RULES, V100, granted, holding, statuses, waiter
 
 ALL = tuple(each.uuid for each in V100)
-#: Nineteen of twenty leases of 20% last ten minutes, and one lasts a day.
-MOSTLY_SHORT = [HoldingTime("", 200, 600.0)] * 38 + [HoldingTime("", 200, 24 * HOUR)] * 2
+#: Ninety-nine of a hundred leases of 20% last ten minutes, and one lasts a day.
+MOSTLY_SHORT = [HoldingTime("", 200, 600.0)] * 198 + [HoldingTime("", 200, 24 * HOUR)] * 2
 
 
 def asked(
@@ -41,7 +41,7 @@ def test_what_others_of_its_course_and_size_held_lets_a_request_in_where_that_is
     large = said(1, "4", HOUR, since=0.0, reserved=ALL)
     small = waiter(2, "20%")
     assert granted(asked([large, small], held, MOSTLY_SHORT)) == [2]
-    assert granted(asked([large, small], held, MOSTLY_SHORT[:39] + MOSTLY_SHORT[38:] * 2)) == []
+    assert granted(asked([large, small], held, MOSTLY_SHORT[:190] + MOSTLY_SHORT[198:] * 5)) == []
     assert granted(asked([large, small], held)) == []
 
 
