@@ -15,7 +15,7 @@ from benchmarks.sizes import sized
 from gpu_pool.enforcement.hami_core import HamiTier
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, parse_request
 from gpu_pool_client import _framework_caps as framework_caps
-from gpu_pool_provisioner.kernel_slice import SliceEnvironment
+from gpu_pool_provisioner.environment import SliceEnvironment
 
 ROUNDS = sized(40, 3)
 V100 = Device("GPU-0", 0, "V100-SXM2-32GB", 32768)

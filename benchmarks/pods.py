@@ -19,13 +19,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from benchmarks.kernel_proxy import OUTPUT_BYTES, in_turn, started
 from benchmarks.kernels import prepare
 from benchmarks.report import Line, compared
-from gpu_pool_provisioner import kernel_slice
+from gpu_pool_provisioner import pools
 from support.pods import PodPool
 
 
 def measure() -> dict[str, dict[str, list[float]]]:
     """Run the same directly and in a pod, in turn; return seconds."""
-    kernel_slice.connect = PodPool  # type: ignore[assignment]
+    pools.connect = PodPool  # type: ignore[assignment]
     return in_turn({name: started(name) for name in ("stock", "ours")})
 
 

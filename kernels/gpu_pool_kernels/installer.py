@@ -372,7 +372,7 @@ def kernel_json(
 
 
 def _wrapped(content: _KernelJSON, size: SliceRequest, folder: Path) -> list[str]:
-    """Return the command of the proxy in front of a kernel; see ``gpu_pool_provisioner.proxy.wrap``.
+    """Return the command of the proxy in front of a kernel; see ``gpu_pool_provisioner.wrap``.
 
     Of the placeholders that jupyter_client knows, frontends that ignore provisioners replace
     the connection file's alone, some of them only the first. So it is named once, as a word of
@@ -388,7 +388,7 @@ def _wrapped(content: _KernelJSON, size: SliceRequest, folder: Path) -> list[str
         _PLACEHOLDER.sub(lambda found: places.get(found[0], found[0]), word) for word in content["argv"]
     )
     return [
-        *(sys.executable, "-m", "gpu_pool_provisioner.proxy.wrap"),
+        *(sys.executable, "-m", "gpu_pool_provisioner.wrap"),
         *("--slice", str(size), "--name", content["display_name"]),
         *("--language", content.get("language") or "python", *debugger, "-f", CONNECTION_FILE, "--"),
         # As jupyter_client does, which here sees only the first word of the whole.

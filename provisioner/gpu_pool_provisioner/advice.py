@@ -15,8 +15,8 @@ from gpu_pool_client import (
     TimedOut,
     parse_request,
 )
-from gpu_pool_provisioner.kernel_slice import kernel_name
 from gpu_pool_provisioner.kernelspecs import config_of
+from gpu_pool_provisioner.settings import kernel_name
 
 E = TypeVar("E", bound=GpuPoolError)
 

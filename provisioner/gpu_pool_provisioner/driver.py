@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
 
-from gpu_pool_client import (
-    Lease,
-    LeaseGone,
-    NotAllowed,
-)
+from gpu_pool_client import EndReason, Holder, NotAllowed, Outlook, SliceRequest, parse_request
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.launchers.base import Launch, NotReadyError, ProxiedKernel
-from gpu_pool_provisioner.lease_client import LeaseClient
+from gpu_pool_provisioner.environment import SliceEnvironment
+from gpu_pool_provisioner.launchers.base import LaunchPlan, NotReadyError, ProxiedKernel
+from gpu_pool_provisioner.pool_work import PoolWork
+from gpu_pool_provisioner.pools import NOT_NOW
 from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy.channels import Channel, close_all
 from gpu_pool_provisioner.proxy.front import bind_front
@@ -36,26 +35,24 @@ from gpu_pool_provisioner.session import (
     step,
     texts,
 )
-from gpu_pool_provisioner.session_view import view
-from gpu_pool_provisioner.slice_state import ProxyState
+from gpu_pool_provisioner.session.events import SizeChange
+from gpu_pool_provisioner.session.view import SlicePhase, SliceView, phase_of, view
 from gpu_pool_provisioner.wait_log import WaitLog
-from gpu_pool_provisioner.work import Resizing, SessionWork, at_work
+from gpu_pool_provisioner.work import KernelWork, at_work
 
 _WITH_SLICE: Final = (State.RUNNING, State.ASKED_BACK)
+_RESIZING: Final = (State.RESIZING, State.QUEUED_RESIZING)
+#: Before whoever starts a kernel knows whether there is a slice for it.
+_UNKNOWN: Final = (State.ASKING, State.ENDING)
 
 
 def _not_now(state: State) -> NotAllowed:
     """Return why a user's request is none in this state."""
-    if state is State.RESIZING:
+    if state in _RESIZING:
         return NotAllowed("This kernel's size is being changed already.", "Try again in a moment.")
     if state.has_kernel:
         return NotAllowed("This kernel's GPU slice is lent to others.", "Run a cell to ask for it again.")
     return NotAllowed("This kernel has no GPU slice now.", "Run a cell to ask for one.")
-
-
-def wait_given_up(size: str) -> LeaseGone:
-    """Return what a start is told that nobody waits for any longer."""
-    return LeaseGone(f"The wait for {texts.slice_of(size)} was given up.", "Start it again to wait again.")
 
 
 class SessionDriver:
@@ -64,56 +61,81 @@ class SessionDriver:
     All methods but the properties belong to the event loop on which :meth:`open` was called.
     """
 
-    def __init__(self, kernel: ProxiedKernel, lease_client: LeaseClient) -> None:
-        self._kernel = kernel
-        self._lease_client = lease_client
-        self._session = Session(lease_client.size, kernel.grace)
+    def __init__(
+        self,
+        session: Session,
+        url: str,
+        holder: Callable[[], Holder],
+        hint: Callable[[], str] = str,
+    ) -> None:
+        """Take where the session begins, and the URL of its pool; see :class:`PoolWork` for the others."""
+        self._session = session
         #: Set, and replaced, whenever the session changes.
         self._changed = asyncio.Event()
         #: What has happened while something else did, and whether something does.
         self._events: deque[events.Event] = deque()
         self._is_happening = False
-        #: What goes on for as long as the session is in its state, and all else that is under way.
-        self._work: asyncio.Task[events.Event] | None = None
+        #: What goes on for as long as the session is in its state.
+        self._work: dict[asyncio.Task[events.Event], effects.Work] = {}
         self._alarm: asyncio.TimerHandle | None = None
-        self._do = SessionWork(self, kernel, lease_client)
+        self.pool_work = PoolWork(self, url, holder, hint)
+        self._do = KernelWork(self, self.pool_work)
+        self.wait_log: WaitLog | None = None
         #: What the last request is answered with.
         self._reply = ""
 
     # -- What is told and asked ----------------------------------------------
 
+    async def ask(self, answers_within: float, *, within: float | None = None) -> None:
+        """Ask for the slice, or look at the one of before a restart. Raises what it is refused with.
+
+        With ``within`` it must be held within so many seconds; else it may be in the queue when this returns,
+        or the pool may not have answered within ``answers_within`` seconds.
+        """
+        self.post(events.StartRequested(within))
+        waits = None if within is not None else answers_within
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._until(_is_answered), waits)
+        if self._session.state is State.DOWN and self._session.error is not None:
+            raise self._session.error
+
     async def open(
-        self, front: dict[str, Channel] | None = None, reserved: PortReservation | None = None
+        self,
+        kernel: ProxiedKernel,
+        front: dict[str, Channel] | None = None,
+        reserved: PortReservation | None = None,
     ) -> None:
-        """Listen on the kernel's ports, unless somebody has done so already and passes them as ``front``.
+        """Listen on a kernel's ports, unless somebody has done so already and passes them as ``front``.
 
         Those that are ``reserved`` are listened on already, too. Raises what :func:`bind_front` raises.
         """
-        connection = self._kernel.connection()
-        self._do.messages = session_of(connection)
+        connection = kernel.connection()
+        self._do.kernel, self._do.messages = kernel, session_of(connection)
         self._do.front = front or bind_front(connection, self._do.messages, reserved)
         calls = PendingKernelCalls(
             submitted=lambda: self.post(events.WorkSubmitted()),
             interrupted=self._interrupt,
             ended=lambda: self.post(events.StopRequested()),
         )
-        self._do.pending = PendingKernel(self._do.messages, self._do.front, calls, self._kernel.introduction)
-        self._lease_client.tell = self.show
+        self._do.pending = PendingKernel(self._do.messages, self._do.front, calls, kernel.introduction)
 
-    async def start(
-        self, lease: Lease | None, launch: Launch, asked_at: float, wait_log: WaitLog | None = None
-    ) -> None:
-        """Begin to answer for the kernel, or go on after a restart.
+    @property
+    def is_open(self) -> bool:
+        """Whether it listens on the kernel's ports."""
+        return bool(self._do.front) and self._session.state is not State.ENDED
 
-        ``lease`` is in the queue or held; without one, it is asked for, and a refusal is what the first cell
-        reads. ``asked_at`` is when it was asked for first, by ``time.monotonic()``. With a ``wait_log``, its
-        limit is the wait's.
+    async def begin(self, plan: LaunchPlan) -> None:
+        """Ask for the slice and answer for the kernel at once; a refusal is what the first cell reads."""
+        self.post(events.StartRequested())
+        self.start(plan)
+
+    def start(self, plan: LaunchPlan, wait_log: WaitLog | None = None) -> None:
+        """Begin to answer for the kernel, or go on after a restart; launch it once its slice is held.
+
+        With a ``wait_log``, its limit is the wait's.
         """
-        self._do.launch, self._do.wait_log = launch, wait_log
-        if wait_log is not None:
-            self._do.somebody_looks.set()
-        self._lease_client.away_since = asked_at if lease is None else None
-        self.post(events.StartRequested(lease, wait_log.ends_at if wait_log is not None else None))
+        self._do.plan, self.wait_log = plan, wait_log
+        self.post(events.LaunchPrepared(wait_log.ends_at if wait_log is not None else None))
 
     async def until_launched(self) -> None:
         """Return once the real kernel has a process, or is not to have one yet. Raises ``OSError``."""
@@ -136,7 +158,7 @@ class SessionDriver:
         if not session.is_granted:
             if session.error is not None:
                 raise session.error
-            raise wait_given_up(session.size)
+            raise texts.wait_given_up(session.size)
         why = session.error or "It was ended while it was starting."
         raise NotReadyError(f"The kernel with {size} was not started. {why}")
 
@@ -147,7 +169,7 @@ class SessionDriver:
     async def interrupt(self) -> None:
         """Give up the wait, or what was submitted to a kernel that is just starting; or interrupt a pod's."""
         self._interrupt()
-        await self._do.settled()
+        await self.pool_work.settled()
 
     async def stop(self) -> None:
         """End the kernel, as a signal would end a process. Its position stays until :meth:`close`."""
@@ -165,13 +187,20 @@ class SessionDriver:
         """Stay open for as long as the kernel lives: whoever started it goes on to manage it."""
         self.post(events.ManagerCame())
 
-    async def being_restarted(self, *, within: float | None = None) -> None:
-        """Stay open while the kernel is restarted, until :meth:`start` or for so many seconds more."""
-        self.post(events.RestartBegan() if within is None else events.RestartExpected(within))
+    async def being_restarted(self, seconds: float, answers_within: float) -> None:
+        """Keep the slice over a restart for so many seconds; the pool may take its time.
+
+        The start must come within ``answers_within`` seconds after this.
+        """
+        self.post(events.RestartBegan())
+        try:
+            await self.pool_work.keep_for_restart(seconds)
+        finally:
+            self.post(events.RestartExpected(answers_within))
 
     def somebody_looks(self) -> None:
         """Find out why the kernel waits, and for how long, also before a cell does."""
-        self._do.somebody_looks.set()
+        self.post(events.SomebodyLooked())
 
     async def keep(self, seconds: int) -> str:
         """Count the kernel as in use for so long; return what its user reads. Raises ``NotAllowed``."""
@@ -179,7 +208,7 @@ class SessionDriver:
 
     async def give_back(self) -> str:
         """Let the slice go as soon as the kernel is idle; return what its user reads, as :meth:`keep`."""
-        return self.request(events.GiveBackRequested(self._lease_client.last_activity))
+        return self.request(events.GiveBackRequested())
 
     async def resume(self) -> str:
         """Ask for a parked kernel's slice again; return what its user reads. Raises ``NotAllowed``."""
@@ -187,42 +216,76 @@ class SessionDriver:
             raise NotAllowed("This kernel's GPU slice is not lent to others.")
         return self.request(events.ResumeRequested())
 
-    async def resize(self, grant: Callable[[], Awaitable[Mapping[str, Any]]]) -> Mapping[str, Any]:
-        """Let a running kernel have another size, which ``grant`` asks for; return what that returns.
+    async def resize(self, size: str) -> SizeChange:
+        """Change the size, at once or at the next restart, as ``%gpu use`` does.
+
+        Raises ``BadRequest`` where ``size`` is none, ``NotAllowed`` while the kernel works or its slice is
+        lent, and the pool's other refusals, unless a running kernel reads them.
+        """
+        wanted, phase = parse_request(size), phase_of(self._session)
+        if self._session.state is State.QUEUED:
+            return await self._resized(wanted)
+        if phase is SlicePhase.ASKING:
+            raise NotAllowed("The GPU pool has not answered this kernel yet.", "Try again once it has.")
+        if self._session.lease_id is None:
+            return await self.pool_work.resize_next(wanted)
+        if self.state.resizes_live:
+            try:
+                if (
+                    self._session.state in _WITH_SLICE
+                    and self._do.run is not None
+                    and self._do.run.relay.busy
+                ):
+                    raise at_work()
+                return await self._resized(wanted)
+            except NotAllowed:
+                await self.pool_work.check_size(wanted)  # nobody waits for a cell's end for that
+                raise
+        if phase is SlicePhase.NONE:  # its lease has ended, or goes on without a kernel
+            lease = await self.pool_work.resize(wanted)
+            return SizeChange(True, False, f"This kernel now has {lease.request.of_gpus}.")
+        return await self.resize_at_restart(wanted, None)
+
+    async def _resized(self, wanted: SliceRequest) -> SizeChange:
+        """Let the session change the size of what is waited for, or of a kernel that runs.
 
         Nothing is passed on to the kernel meanwhile, so that no code runs with the variables of a slice that
-        it has no more. Raises ``NotAllowed`` where the kernel is at work, or has no slice now.
+        it has no more.
         """
-        if self._session.state in _WITH_SLICE and self._do.run is not None and self._do.run.relay.busy:
-            raise at_work()
-        change = self._do.resizing = Resizing(grant)
-        self.request(events.ResizeRequested())
-        await self._until(
-            lambda session: session.state is not State.RESIZING or self._do.resizing is not change
-        )
+        before = self._session.changes
+        self.request(events.ResizeRequested(wanted))
+        await self._until(lambda session: session.state not in _RESIZING)
+        change = self._session.change
+        if self._session.changes == before or change is None:
+            raise NotAllowed("This kernel has ended.", "Change the size of the next one.")
         if change.error is not None:
             raise change.error
-        if change.answer is None:
-            raise NotAllowed("This kernel has ended.", "Change the size of the next one.")
-        return change.answer
+        return change
 
-    async def resize_waiting(self, change: Callable[[], Awaitable[Lease]]) -> Lease:
-        """Let what the kernel waits for have another size, which ``change`` asks for; return its lease.
+    async def resize_at_restart(self, size: SliceRequest, outlook: Outlook | None) -> SizeChange:
+        """Take another size for a restart, whether or not it could be had at once; only then is it granted.
 
-        Raises ``NotAllowed`` where it does not wait any more, and what ``change`` raises.
+        What is taken is kept for a minute. ``outlook`` is what a request for that size would meet, for
+        whoever cannot have it. Raises ``NotAllowed`` where the kernel has no slice now, and the pool's
+        other refusals.
         """
-        async with self._do.sizing:
-            if self._session.state is not State.QUEUED:
-                raise NotAllowed("This kernel does not wait for a GPU slice any more.", "Try again.")
-            self._do.is_resized = True  # also where the answer is lost
-            return await change()
+        phase = phase_of(self._session)
+        if phase in (SlicePhase.PARKED, SlicePhase.RESUMING):
+            await self.pool_work.check_size(size)
+            raise NotAllowed(
+                "This kernel's GPU slice is lent to others, and its variables are kept.",
+                "Take the slice again first, or run a cell; then change the size.",
+            )
+        if phase not in (SlicePhase.HELD, SlicePhase.STARTING):
+            return await self.resize(str(size))  # there are no variables to lose, nor a slice to keep
+        return await self.pool_work.reserve(size, outlook)
 
     async def leave_queue(self) -> str:
         """Give up the wait, as an interrupt does; return what its user reads. Raises ``NotAllowed``."""
         if self._session.state not in (State.ASKING, State.QUEUED, State.RESUMING):
             raise NotAllowed("This kernel does not wait for a GPU slice.")
         await self.interrupt()
-        return texts.left_queue(self._lease_client.size)
+        return texts.left_queue(self._session.size)
 
     # -- What is seen of it; any thread may look -------------------------------
 
@@ -263,16 +326,23 @@ class SessionDriver:
         return self._session.stands_in or self._session.state is State.RESUMING
 
     @property
-    def is_looked_at(self) -> bool:
-        """Whether somebody has looked, or run a cell."""
-        return self._do.somebody_looks.is_set()
+    def ends_as(self) -> EndReason:
+        """How the lease ends if it ends now: withdrawn where this start has never held it."""
+        was_held = self._session.is_held or self._session.is_granted
+        return EndReason.RELEASED if was_held else EndReason.WITHDRAWN
 
     @property
-    def state(self) -> ProxyState:
+    def state(self) -> SliceView:
         """How things stand. Costs next to nothing."""
-        run = self._do.run
-        seen = run.relay.seen if run is not None and self._session.state.has_kernel else (False, 0.0)
-        return view(self._session, self._lease_client, seen, self._do.pending.text)
+        session, run, told = self._session, self._do.run, self._do.on_slice
+        seen = run.relay.seen if run is not None and session.state.has_kernel else (False, 0.0)
+        shown = self._do.pending.text if self._do.front else ""
+        is_told = told is not None and told.takes_changes
+        return view(session, seen, shown, time.monotonic(), is_told=is_told)
+
+    def told(self, on_slice: SliceEnvironment) -> None:
+        """Take note of what the kernel that is being launched is told of its slice."""
+        self._do.on_slice = on_slice
 
     # -- Events, in order ------------------------------------------------------
 
@@ -292,8 +362,6 @@ class SessionDriver:
             self._is_happening = False
 
     def _happen(self, event: events.Event) -> None:
-        if isinstance(event, events.WorkSubmitted):
-            self._do.somebody_looks.set()
         before = self._session
         try:
             self._session, due = step(before, event, time.monotonic())
@@ -319,7 +387,7 @@ class SessionDriver:
 
     def _interrupt(self) -> None:
         is_alive = self._session.state.has_kernel and self._session.state is not State.RESUMING
-        if is_alive or not self._kernel.ending():
+        if is_alive or not self._do.kernel.ending():
             self.post(events.InterruptRequested())
 
     def _set_alarm(self) -> None:
@@ -350,23 +418,26 @@ class SessionDriver:
     def _perform(self, effect: effects.Effect) -> None:
         match effect:
             case effects.Work():
-                self._begin(self._do.begin(effect))
+                self._begin(effect)
             case effects.Answer():
                 self._do.pending.receive_all()
             case effects.HoldSilently():
-                self._do.pending.hold_all(answering=False)
+                if self._do.front:
+                    self._do.pending.hold_all(answering=False)
             case effects.HoldUnanswered():
                 self._hold_unanswered()
-            case effects.Relay():
-                self._relay(effect.tell)
+            case effects.PassOn():
+                self._pass_on(effect.tell)
             case effects.Refuse():
-                self._do.pending.refuse(effect.text, effect.error_name)
+                if self._do.front:
+                    self._do.pending.refuse(effect.text, effect.error_name)
             case effects.Show():
                 self.show(effect.text)
             case effects.Drop():
-                self._do.pending.drop()
-            case effects.HoldBack():
-                self._do.hold_back()
+                if self._do.front:
+                    self._do.pending.drop()
+            case effects.HoldWork():
+                self._do.hold_work()
             case effects.Reply():
                 self._reply = effect.text
             case effects.ReportHeldCode():
@@ -385,46 +456,59 @@ class SessionDriver:
                 self._do.show_devices(effect.lease)
             case effects.LetGo():
                 self._do.let_go()
-            case effects.GiveBack():
-                self._do.give_back(effect.reason, ask_anew=effect.ask_anew)
+            case effects.ReleaseLease():
+                self.pool_work.release(effect.lease_id, effect.reason)
+            case effects.Unreserve():
+                self.pool_work.unreserve(effect.lease_id, effect.request)
             case effects.Close():
                 self._close()
 
-    def _begin(self, work: Coroutine[Any, Any, events.Event]) -> None:
-        self._give_up_work()
-        self._work = asyncio.create_task(work)
-        self._work.add_done_callback(self._worked)
+    def _begin(self, work: effects.Work) -> None:
+        task = asyncio.create_task(self.pool_work.begin(work) or self._do.begin(work))
+        self._work[task] = work
+        task.add_done_callback(self._worked)
 
     def _give_up_work(self) -> None:
-        work, self._work = self._work, None
-        if work is not None:
-            work.cancel()
+        given_up, self._work = self._work, {}
+        for task in given_up:
+            task.cancel()
 
-    def _worked(self, work: asyncio.Task[events.Event]) -> None:
-        if work.cancelled():
+    def _worked(self, task: asyncio.Task[events.Event]) -> None:
+        work = self._work.pop(task, None)
+        if task.cancelled():
             return
-        error = work.exception()
-        if work is not self._work:
-            if error is not None:
-                get_logger().warning("What a kernel's session had given up failed: %r", error)
-            return
-        self._work = None
-        if error is not None:
+        error = task.exception()
+        if work is None:
+            self._came_too_late(error, None if error is not None else task.result())
+        elif isinstance(error, NOT_NOW):
+            get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self.pool_work.url, error)
+            self.post(events.PoolAway(error, work))
+        elif error is not None:
             get_logger().error("A kernel proxy failed.", exc_info=error)
-        self.post(events.Failed(error) if error is not None else work.result())
+            self.post(events.Failed(error))
+        else:
+            self.post(task.result())
+
+    def _came_too_late(self, error: BaseException | None, event: events.Event | None) -> None:
+        """See to what comes of work that the session has given up: a lease that it does not know of."""
+        if error is not None and not isinstance(error, NOT_NOW):
+            get_logger().warning("What a kernel's session had given up failed: %r", error)
+        if isinstance(event, (events.Queued, events.Granted)) and event.lease.id != self._session.lease_id:
+            self.pool_work.release(event.lease.id, EndReason.WITHDRAWN)
 
     def show(self, text: str) -> None:
         """Show a text in the waiting cell, and in the log of a program that waits."""
-        self._do.pending.show(text)
-        if self._do.wait_log is not None and self._session.state in (State.ASKING, State.QUEUED):
-            self._do.wait_log.say(text)
+        if self._do.front:
+            self._do.pending.show(text)
+        if self.wait_log is not None and self._session.state in (State.ASKING, State.QUEUED):
+            self.wait_log.say(text)
 
     def _hold_unanswered(self) -> None:
         self._do.pending.hold_all()
         for frames in self._do.run.unanswered() if self._do.run is not None else ():
             self._do.pending.hold("shell", frames)
 
-    def _relay(self, tell: str) -> None:
+    def _pass_on(self, tell: str) -> None:
         assert self._do.run is not None
         self._do.run.relay.begin()
         if tell:
@@ -436,3 +520,8 @@ class SessionDriver:
         if self._do.run is not None:
             self._do.run.leave()
         self._do.close_backend()
+
+
+def _is_answered(session: Session) -> bool:
+    """Whether whoever starts the kernel need not wait for the pool any longer."""
+    return session.state not in _UNKNOWN or bool(session.away)

@@ -6,27 +6,41 @@ They are its user's own, and the nearest remedy: nobody else needs to end anythi
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
-from gpu_pool_provisioner.kernel_slice import kernel_name
+from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.session import texts
-from gpu_pool_provisioner.slice_state import SlicePhase
+from gpu_pool_provisioner.session.view import SlicePhase
+from gpu_pool_provisioner.settings import kernel_name
 
-if TYPE_CHECKING:
-    from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
+
+class SliceKernel(Protocol):
+    """What is to be known of a kernel of this process: its provisioner."""
+
+    notebook: str
+    kernel_spec: Any
+
+    @property
+    def url(self) -> str:
+        """The URL of its pool."""
+
+    @property
+    def driver(self) -> SessionDriver | None:
+        """Its session; None where nothing is known of it."""
+
 
 #: Kernels that are named at most.
 _MOST_NAMED: Final = 3
 
-_kernels: weakref.WeakSet[GPUPoolProvisioner] = weakref.WeakSet()
+_kernels: weakref.WeakSet[SliceKernel] = weakref.WeakSet()
 
 
-def remember(kernel: GPUPoolProvisioner) -> None:
+def remember(kernel: SliceKernel) -> None:
     """Count a kernel among those of this process, for as long as it is there."""
     _kernels.add(kernel)
 
 
-def say_idle_others(kernel: GPUPoolProvisioner) -> str:
+def say_idle_others(kernel: SliceKernel) -> str:
     """Name the other kernels of this process that hold what ``kernel`` may wait for, and do nothing.
 
     May be called by any thread. Empty where there are none.
@@ -36,14 +50,13 @@ def say_idle_others(kernel: GPUPoolProvisioner) -> str:
     return texts.idle_others(sorted(found)[:_MOST_NAMED])
 
 
-def _idle(other: GPUPoolProvisioner, kernel: GPUPoolProvisioner) -> tuple[str, str] | None:
+def _idle(other: SliceKernel, kernel: SliceKernel) -> tuple[str, str] | None:
     """Return a kernel's name and the size that it holds, if it does nothing with it; None otherwise."""
-    control, own = other.slice_control, kernel.slice_control
-    if control is None or own is None:
+    driver = other.driver
+    if driver is None or other.url != kernel.url:
         return None
-    state = control.state
-    if state.url != own.state.url or state.proxy.phase is not SlicePhase.HELD or state.lease is None:
+    state = driver.state
+    if state.phase is not SlicePhase.HELD or state.lease is None:
         return None
-    is_idle = state.proxy.idle.idle_since is not None
     name = other.notebook or kernel_name(other.kernel_spec.display_name)
-    return (name, state.lease.request.size) if is_idle else None
+    return (name, state.lease.request.size) if state.idle.idle_since is not None else None

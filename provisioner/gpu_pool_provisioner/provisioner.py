@@ -36,8 +36,6 @@ from gpu_pool_client import (
     GpuPoolError,
     KernelCommand,
     Lease,
-    LeaseState,
-    PoolUnreachable,
     Process,
     TimedOut,
     parse_request,
@@ -47,22 +45,21 @@ from gpu_pool_client._home import home_folder
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import URL_VARIABLE
 from gpu_pool_provisioner import advice
-from gpu_pool_provisioner.continued import ContinuedProcess
-from gpu_pool_provisioner.driver import SessionDriver, wait_given_up
+from gpu_pool_provisioner.driver import SessionDriver
+from gpu_pool_provisioner.environment import NOTICE_VARIABLE, SliceEnvironment, expected_lease, is_ipython
 from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.idle_kernels import remember, say_idle_others
-from gpu_pool_provisioner.kernel_slice import NOTICE_VARIABLE, KernelSlice, SliceEnvironment, expected_lease
 from gpu_pool_provisioner.launchers import pod
-from gpu_pool_provisioner.launchers.base import Launch, ProxiedKernel
-from gpu_pool_provisioner.lease_client import LeaseClient
+from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
+from gpu_pool_provisioner.launchers.process import ContinuedProcess, die_with_parent
+from gpu_pool_provisioner.pools import shared_pool
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.backend import BackendConnection
-from gpu_pool_provisioner.resizing import ResizeRequests, accept_resize_requests, grant
-from gpu_pool_provisioner.session import Session
+from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_requests
+from gpu_pool_provisioner.session import Session, State, texts
 from gpu_pool_provisioner.session.session import MARGIN
 from gpu_pool_provisioner.settings import SliceSettings
-from gpu_pool_provisioner.slice_control import SliceControl
 from gpu_pool_provisioner.templates import TemplateProcess, say_cold_in_pods, templates
 from gpu_pool_provisioner.wait_log import WaitLog
 
@@ -79,6 +76,8 @@ _ANSWERS_WITHIN: Final = 5.0
 _LAUNCHED_WITHIN: Final = 5.0
 #: Seconds in which most kernels end once they are asked to. Their manager looks ten times a second.
 _MOSTLY_ENDS_WITHIN: Final = 0.2
+#: Where a session has nothing to start.
+_SHUT_DOWN: Final = (State.DOWN, State.RESTARTING, State.ENDED)
 #: Seconds in which a killed process is gone, unless the system holds it.
 _KILLED_WITHIN: Final = 5.0
 
@@ -90,9 +89,9 @@ class GPUPoolProvisioner(SliceSettings):
     pass to the caller: their text is what a student reads.
     """
 
-    _slice: KernelSlice | None = None
-    #: The slice's lease as it was before the launch: held, or in the queue.
-    _lease: Lease | None = None
+    #: Drives the session of a kernel with a slice; None where there is none. It answers for the kernel before
+    #: that has a process, and relays to it once it has one.
+    _driver: SessionDriver | None = None
     #: When the slice was last asked for, by ``time.monotonic()``.
     _asked_at = 0.0
     #: Whether a start succeeded. From then on only cleanup(False) forgets the slice.
@@ -100,10 +99,6 @@ class GPUPoolProvisioner(SliceSettings):
     _ports: PortReservation | None = None
     #: Where the running kernel asks for another size of its slice.
     _resize_requests: ResizeRequests | None = None
-    #: What the running kernel was told of its slice.
-    _on_slice: SliceEnvironment | None = None
-    #: Answers for the kernel before it has a process, and relays to it once it has one.
-    _proxy: SessionDriver | None = None
     #: The ports and keys on which the proxy listens.
     _proxy_connection: KernelConnectionInfo | None = None
 
@@ -117,9 +112,8 @@ class GPUPoolProvisioner(SliceSettings):
             return await super().pre_launch(**kwargs)
         remember(self)
         async with self._undone_on_failure():
-            self._lease = None
             self.follow_notebook(kwargs.get("env"))
-            self._lease = await self._take_slice()
+            await self._take_slice()
             self._reserve_ports()
             return await super().pre_launch(**kwargs)
 
@@ -128,57 +122,47 @@ class GPUPoolProvisioner(SliceSettings):
 
         Called after ``pre_launch``.
         """
-        if self._slice is None:
+        if not self.slice:
             return await super().launch_kernel(cmd, **kwargs)
         async with self._undone_on_failure():
-            if self._lease is not None and self._slice.lease_id != self._lease.id:
-                # It was shut down meanwhile.
-                raise advice.for_dialog(wait_given_up(self._slice.request.size))
-            proxy = await self._start_in_proxy(self._slice, self._lease, cmd, kwargs)
+            driver = await self._start_in_proxy(cmd, kwargs)
             if self.is_unattended:
-                await self._until_running(proxy)
+                await self._until_running(driver)
             # Its manager, which goes on to connect to it, may fail at that without a word to anybody.
-            await in_background(proxy.close_unless_kept(self.ready_timeout))
+            await in_background(driver.close_unless_kept(self.ready_timeout))
             return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
         """Keep the proxy for as long as the kernel lives. Called when the manager's start has succeeded."""
-        if self._slice is None:
+        if self._driver is None:
             await super().post_launch(**kwargs)
             return
         async with self._undone_on_failure():
             await super().post_launch(**kwargs)
             self._started = True
-            if self._proxy is not None:
-                await in_background(self._proxy.keep_open())
+            await in_background(self._driver.keep_open())
 
     async def cleanup(self, restart: bool = False) -> None:
         """Give slice and ports back, or keep them for a restart. Called when the process has ended."""
-        if self._slice is not None and restart:
-            await self._keep_slice(self._slice)
-        elif self._slice is not None:
-            in_pod = self._proxy is not None and self._proxy.in_pod
-            reason = self._ends_as
-            await self._leave_proxy()  # first: nobody would give back what is still being asked for
+        driver = self._driver
+        if driver is not None and restart:
+            # The pool may take its time.
+            seconds = self.restart_grace + MARGIN
+            await in_background(driver.being_restarted(seconds, _ANSWERS_WITHIN))
+        elif driver is not None:
+            in_pod, reason, self._driver = driver.in_pod, driver.ends_as, None
+            await in_background(driver.close())  # first: nobody would give back what is still being asked for
             # A process that the system does not let die still has its slice, until the pool sees it gone.
             if in_pod or await self.poll() is not None:
-                await self._slice.give_back(reason)
-            self._slice.forget()
+                await self._give_back(driver, reason)
             self._started = False
             self._close_reserved()
         await super().cleanup(restart=restart)
 
-    async def _keep_slice(self, kernel_slice: KernelSlice) -> None:
-        """Keep the slice over a restart; the pool may take its time."""
-        if self._proxy is not None:
-            await in_background(self._proxy.being_restarted())
-        try:
-            # Before a living process stands in for the one that used the devices.
-            await kernel_slice.resize_as_requested()
-            await kernel_slice.attach_here(self.restart_grace + MARGIN)
-        finally:
-            if self._proxy is not None:
-                await in_background(self._proxy.being_restarted(within=_ANSWERS_WITHIN))
+    async def _give_back(self, driver: SessionDriver, reason: EndReason) -> None:
+        lease_id = driver.session.lease_id
+        if lease_id is not None:
+            await shared_pool(driver.pool_work.url).give_back(lease_id, reason)
 
     @property
     def has_process(self) -> bool:
@@ -188,7 +172,7 @@ class GPUPoolProvisioner(SliceSettings):
     @property
     def _stands_in(self) -> bool:
         """Whether the proxy is all there is of the kernel."""
-        return self._proxy is not None and self._proxy.standing_in
+        return self._driver is not None and self._driver.standing_in
 
     async def poll(self) -> int | None:
         """Return None while the kernel lives. Called by ``is_alive``, often."""
@@ -209,42 +193,42 @@ class GPUPoolProvisioner(SliceSettings):
 
     async def send_signal(self, signum: int) -> None:
         """Pass a signal on; an interrupt gives up a wait. Also called by kill and terminate."""
-        proxy = self._proxy
-        if proxy is not None and signum == signal.SIGINT and proxy.takes_interrupts:
-            await in_background(proxy.interrupt())
-        elif proxy is not None and proxy.standing_in:
+        driver = self._driver
+        if driver is not None and signum == signal.SIGINT and driver.takes_interrupts:
+            await in_background(driver.interrupt())
+        elif driver is not None and driver.standing_in:
             # There is no process here that could take other signals.
             if signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP):
-                await in_background(proxy.stop())
+                await in_background(driver.stop())
         else:
             await super().send_signal(signum)
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel at once."""
-        if self._proxy is not None and self._proxy.standing_in:
-            await in_background(self._proxy.stop())
+        if self._driver is not None and self._driver.standing_in:
+            await in_background(self._driver.stop())
         else:
             await super().kill(restart=restart)
 
     async def terminate(self, restart: bool = False) -> None:
         """Ask the kernel to end."""
-        if self._proxy is not None and self._proxy.standing_in:
-            await in_background(self._proxy.stop())
+        if self._driver is not None and self._driver.standing_in:
+            await in_background(self._driver.stop())
         else:
             await super().terminate(restart=restart)
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
         """Return in how many seconds a kernel ends by itself. Called at every graceful shutdown."""
-        in_pod = self._proxy is not None and self._proxy.in_pod
+        in_pod = self._driver is not None and self._driver.in_pod
         return max(recommended, _POD_ENDS_WITHIN) if in_pod else recommended
 
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what another process needs to manage this kernel: jupyter_client's way to persist it."""
         info = await super().get_provisioner_info()
-        if self._slice is None:
+        if self._driver is None:
             return info
-        connection = self._proxy.kernel_connection if self._proxy is not None else None
-        return {**info, "lease_id": self._slice.lease_id, "kernel_connection": connection}
+        connection = self._driver.kernel_connection
+        return {**info, "lease_id": self._driver.session.lease_id, "kernel_connection": connection}
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
         """Continue the lease that :meth:`get_provisioner_info` named, and relay to its kernel again.
@@ -253,14 +237,13 @@ class GPUPoolProvisioner(SliceSettings):
         """
         await super().load_provisioner_info(provisioner_info)
         if provisioner_info.get("lease_id"):
-            self._slice = self.new_slice()
-            self._slice.lease_id = provisioner_info["lease_id"]
+            driver = self._driver = self._new_driver(provisioner_info["lease_id"])
             self._started = True
             process = Process.of(self.pid) if self.pid else None
             if provisioner_info.get("kernel_connection") and process is not None:
-                await self._continue(self._slice, process, provisioner_info["kernel_connection"])
+                await self._continue(driver, process, provisioner_info["kernel_connection"])
 
-    async def _continue(self, kernel_slice: KernelSlice, process: Process, connection: str) -> None:
+    async def _continue(self, driver: SessionDriver, process: Process, connection: str) -> None:
         """Listen where the frontends of a kernel look for it, and relay to it, which runs already."""
 
         async def here(_lease: Lease, _backend: BackendConnection) -> int:
@@ -271,31 +254,24 @@ class GPUPoolProvisioner(SliceSettings):
             raise AssertionError("A kernel that runs on this machine is not launched in a pod.")
 
         try:
-            launch = Launch((), here, in_pod, BackendConnection.continued(connection))
-            proxy = self._proxy = await self._new_proxy(kernel_slice, [])
+            plan = LaunchPlan((), here, in_pod, BackendConnection.continued(connection))
+            await self._open(driver, [])
         except OSError as error:
             EscapingLogger(self.log).warning("Nothing is relayed to the kernel %s: %s", process.pid, error)
             return
-        await in_background(proxy.start(None, launch, time.monotonic()))
-        await in_background(proxy.until_launched())
-        await in_background(proxy.keep_open())
+        await in_background(driver.begin(plan))
+        await in_background(driver.until_launched())
+        await in_background(driver.keep_open())
 
     @property
-    def slice_control(self) -> SliceControl | None:
-        """What the server's pages see of the kernel's slice and do with it; None where there is nothing."""
-        if self._slice is None or self._proxy is None:
-            return None
-        return SliceControl(self._slice, self._proxy, self._on_slice)
+    def driver(self) -> SessionDriver | None:
+        """The kernel's session, for what is done about its slice; None where nothing can be."""
+        return self._driver if self._driver is not None and self._driver.is_open else None
 
     @property
     def session(self) -> Session | None:
-        """The kernel's life so far; None where it has no slice, or was started by another process."""
-        return self._proxy.session if self._proxy is not None else None
-
-    @property
-    def kernel_slice(self) -> KernelSlice | None:
-        """The kernel's slice; None where it has none."""
-        return self._slice
+        """The kernel's life so far; None where it has no slice."""
+        return self._driver.session if self._driver is not None else None
 
     async def start_template(self, cmd: list[str]) -> TemplateProcess | None:
         """Start the template of such kernels before there is one; return it, or None where none is started.
@@ -307,8 +283,8 @@ class GPUPoolProvisioner(SliceSettings):
             return None
         # A kernel's environment without what LocalProvisioner does besides: it would choose ports.
         environment = (await super(LocalProvisioner, self).pre_launch())["env"]
-        pool = self.new_slice().pool
-        lease = expected_lease(parse_request(self.slice), self.holder(), await pool.status())
+        status = await shared_pool(self.url).status()
+        lease = expected_lease(parse_request(self.slice), self.holder(), status)
         on_slice = SliceEnvironment(cmd, environment, lease)
         return await asyncio.to_thread(
             templates().start_before_kernels,
@@ -317,41 +293,40 @@ class GPUPoolProvisioner(SliceSettings):
             self.template_settings(),
         )
 
-    async def _take_slice(self) -> Lease | None:
-        """Return the slice's lease; None where a proxy is to wait until the pool answers."""
+    async def _take_slice(self) -> None:
+        """Ask for the slice; where the pool does not answer, the kernel's proxy waits until it does."""
         waits = self.is_unattended or self.kernel_proxy
         try:
-            wanted = self._slice = self._slice or self.new_slice()
-            if not waits:
-                return await wanted.take(self.holder(), self.wait_timeout)
+            if self._driver is None or self._driver.closed:
+                self._driver = self._new_driver(self.session.lease_id if self.session else None)
             self._asked_at = time.monotonic()
-            return await in_background(wanted.take_within(self.holder(), _ANSWERS_WITHIN))
+            asking = self._driver.ask(_ANSWERS_WITHIN, within=None if waits else self.wait_timeout)
+            await in_background(asking)
         except GpuPoolError as error:
-            may_pass = isinstance(error, PoolUnreachable) and error.may_pass
-            if waits and may_pass and self.outage_timeout:
-                EscapingLogger(self.log).warning(
-                    "The GPU pool at %s does not answer a kernel: %s", wanted.url, error
-                )
-                return None
             raise await self._in_dialog(error) from error
 
-    async def _until_running(self, proxy: SessionDriver) -> None:
+    def _new_driver(self, lease_id: str | None) -> SessionDriver:
+        """Return the driver of a session that begins, perhaps with a lease. Raises ``BadRequest``."""
+        session = Session(parse_request(self.slice), self._grace, self.outage_timeout, lease_id=lease_id)
+        return SessionDriver(session, self.url, self.holder, lambda: say_idle_others(self))
+
+    async def _until_running(self, driver: SessionDriver) -> None:
         """Wait for a kernel that nobody watches, so that its cells need not. Raises why it does not run."""
         try:
-            await in_background(proxy.until_running())
+            await in_background(driver.until_running())
         except GpuPoolError as error:
             raise await self._in_dialog(error) from error
 
     async def _in_dialog(self, error: GpuPoolError) -> GpuPoolError:
         """Return a refusal as JupyterLab's dialog is to show it, with advice where others would start."""
-        if isinstance(error, TimedOut) and self._slice is not None:
-            fitting = await self._kernels_that_fit(error, self._slice)
+        if isinstance(error, TimedOut):
+            fitting = await self._kernels_that_fit(error)
             error = advice.with_advice(error, fitting, self.contact)
         return advice.for_dialog(error)
 
-    async def _kernels_that_fit(self, error: TimedOut, wanted: KernelSlice) -> list[str]:
+    async def _kernels_that_fit(self, error: TimedOut) -> list[str]:
         try:
-            devices = (await wanted.pool.status()).devices
+            devices = (await shared_pool(self.url).status()).devices
             return advice.kernels_that_fit(
                 self.parent.kernel_spec_manager.get_all_specs(),
                 self.kernel_spec.language,
@@ -378,11 +353,12 @@ class GPUPoolProvisioner(SliceSettings):
         self.ports_cached = True
 
     async def _launch_on(
-        self, kernel_slice: KernelSlice, lease: Lease, cmd: list[str], kwargs: dict[str, Any]
+        self, driver: SessionDriver, lease: Lease, cmd: list[str], kwargs: dict[str, Any]
     ) -> int:
         """Launch the kernel's process with its slice's environment; return its pid. Raises ``OSError``."""
         environment = kwargs["env"]
-        on_slice = self._on_slice = SliceEnvironment(cmd, environment, lease)
+        on_slice = SliceEnvironment(cmd, environment, lease)
+        driver.told(on_slice)
         connection_file = self.parent.connection_file
         if self._resize_requests is not None and self._resize_requests.connection_file != connection_file:
             self._resize_requests.close()
@@ -390,17 +366,21 @@ class GPUPoolProvisioner(SliceSettings):
         if self._resize_requests is None:
             self._resize_requests = accept_resize_requests(connection_file, background_loop())
         if self._resize_requests is not None:
-            self._resize_requests.grant = partial(grant, kernel_slice, on_slice)
+            self._resize_requests.grant = partial(driver.pool_work.grant, on_slice=on_slice)
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {
             **on_slice.variables,
             **(self._resize_requests.variables if self._resize_requests else {}),
-            **({NOTICE_VARIABLE: kernel_slice.notice} if kernel_slice.notice else {}),
-            URL_VARIABLE: kernel_slice.pool.url,
+            **({NOTICE_VARIABLE: driver.session.notice} if driver.session.notice else {}),
+            URL_VARIABLE: driver.pool_work.pool.url,
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self.parent.kernel_spec_manager.kernel_dirs),
         }
         await self._end_previous()
         kwargs = {**kwargs, "env": {**environment, **ours}}
+        if not kwargs.get("independent") and not is_ipython(cmd):
+            # IPython kernels look after their parent themselves. This is on the background loop's thread,
+            # which lives as long as the process.
+            kwargs["preexec_fn"] = die_with_parent()
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
             await super().launch_kernel(on_slice.command, **kwargs)
@@ -420,37 +400,40 @@ class GPUPoolProvisioner(SliceSettings):
         """Return a warm kernel's process; None where the kernel must start cold."""
         return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), self.template_settings())
 
-    async def _start_in_proxy(
-        self, kernel_slice: KernelSlice, lease: Lease | None, cmd: list[str], kwargs: dict[str, Any]
-    ) -> SessionDriver:
+    async def _start_in_proxy(self, cmd: list[str], kwargs: dict[str, Any]) -> SessionDriver:
         """Let a proxy launch the kernel and answer for it: a new one, or after a restart the same one.
 
-        Without a lease, it still asks for it. Returns the proxy.
+        Raises ``LeaseGone`` where the kernel was shut down meanwhile, and ``OSError`` where it has not begun.
         """
+        driver = self._driver
+        if driver is not None and driver.is_open and self._proxy_connection != self.connection_info:
+            await in_background(driver.close())
+            await self._take_slice()
+            driver = self._driver
+        if driver is None or driver.session.state in _SHUT_DOWN:
+            raise advice.for_dialog(texts.wait_given_up(parse_request(self.slice).size))
+        if not driver.is_open:
+            await self._open(driver, cmd)
 
         async def here(lease: Lease, backend: BackendConnection) -> int:
-            return await self._launch_on(kernel_slice, lease, backend.command(cmd), kwargs)
+            return await self._launch_on(driver, lease, backend.command(cmd), kwargs)
 
         def in_pod(connection: Mapping[str, Any]) -> KernelCommand:
             return self._for_pod(cmd, kwargs, connection)
 
-        if self._proxy is not None and (self._proxy.closed or self._proxy_connection != self.connection_info):
-            await self._leave_proxy()
-        proxy = self._proxy = self._proxy or await self._new_proxy(kernel_slice, cmd)
-        await in_background(self._start(proxy, lease, Launch(cmd, here, in_pod)))
-        return proxy
+        await in_background(self._start(driver, LaunchPlan(cmd, here, in_pod)))
+        return driver
 
-    async def _start(self, proxy: SessionDriver, lease: Lease | None, launch: Launch) -> None:
+    async def _start(self, driver: SessionDriver, plan: LaunchPlan) -> None:
         """Start the kernel in its proxy; wait for its process where it is to have one. Raises ``OSError``."""
-        wait_log = None
-        if self.is_unattended:
-            wait_log = WaitLog(self.log, self._asked_at, self.unattended_wait)
-        await proxy.start(lease, launch, self._asked_at, wait_log)
-        if lease is not None and lease.state is LeaseState.HELD:
+        is_unattended = self.is_unattended
+        driver.start(plan, WaitLog(self.log, self._asked_at, self.unattended_wait) if is_unattended else None)
+        if driver.was_granted:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(proxy.until_launched(), _LAUNCHED_WITHIN)
+                await asyncio.wait_for(driver.until_launched(), _LAUNCHED_WITHIN)
 
-    async def _new_proxy(self, kernel_slice: KernelSlice, cmd: list[str]) -> SessionDriver:
+    async def _open(self, driver: SessionDriver, cmd: list[str]) -> None:
+        """Listen on the kernel's ports. Raises ``OSError``."""
         spec = self.kernel_spec
         kernel = ProxiedKernel(
             connection_file=self.parent.connection_file,
@@ -462,20 +445,8 @@ class GPUPoolProvisioner(SliceSettings):
             ending=lambda: self.parent.shutting_down,
             start_timeout=self.start_timeout,
         )
-        client = LeaseClient(kernel_slice, self.holder(), self.outage_timeout, lambda: say_idle_others(self))
-        proxy = SessionDriver(kernel, client)
-        await in_background(proxy.open(reserved=self._ports))
+        await in_background(driver.open(kernel, reserved=self._ports))
         self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
-        return proxy
-
-    async def _leave_proxy(self) -> None:
-        """Close the proxy's ports, and ask for nothing more. May be repeated."""
-        proxy, self._proxy = self._proxy, None
-        if proxy is not None:
-            await in_background(proxy.close())
-        # Where there is no lease, the pool may still be about to answer.
-        if self._slice is not None and (proxy is not None or self._lease is None):
-            await in_background(self._slice.stop_asking())
 
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
@@ -503,24 +474,18 @@ class GPUPoolProvisioner(SliceSettings):
             raise
 
     async def _undo_start(self) -> None:
-        reason = self._ends_as
-        await self._leave_proxy()
+        driver = self._driver
+        if driver is not None:
+            reason = driver.ends_as
+            await in_background(driver.close())
         await self.kill()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.wait(), _KILLED_WITHIN)
-        if self._slice is not None:
-            await self._slice.give_back(reason)
+        if driver is not None:
+            await self._give_back(driver, reason)
             if not self._started:
-                self._slice.forget()
+                self._driver = None
         self._close_reserved()
-
-    @property
-    def _ends_as(self) -> EndReason:
-        """How the slice's lease ends if it ends now: withdrawn where this start has never held it."""
-        if self._lease is not None and self._lease.state is LeaseState.HELD:
-            return EndReason.RELEASED
-        was_granted = self._proxy is not None and self._proxy.was_granted
-        return EndReason.RELEASED if was_granted else EndReason.WITHDRAWN
 
     def _close_reserved(self) -> None:
         """Let go of the kernel's ports, and of where it asks for another size. May be repeated."""

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from string import Template
+from types import MappingProxyType
 from typing import Any, Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, CUnicode, List, Unicode, default
 
-from gpu_pool_client import Holder, Process, parse_request
+from gpu_pool_client import Holder, Process, SliceRequest
 from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE, is_yes
 from gpu_pool_client._processes import account_of
 from gpu_pool_client._requests import MAX_MIB
 from gpu_pool_client._traits import Seconds, WholeNumber
-from gpu_pool_provisioner.kernel_slice import KernelSlice, notebook_of, printable, purpose
 from gpu_pool_provisioner.templates import TemplateSettings
 
 #: Names the slice of kernels whose kernelspec says nothing about one.
@@ -30,6 +31,10 @@ _BEHIND_HUB, _ELSEWHERE = 300.0, 10.0
 #: second is the first, started with ``python -m``.
 _UNATTENDED: Final = {"jupyter_client.runapp.RunApp", "__main__.RunApp"}
 _WHERE: Final = "It is set in the kernel's kernel.json\nor the server's configuration."
+
+
+#: Characters of a user's or kernel's name that are kept, as a pool does.
+_LONGEST_NAME: Final = 200
 
 
 def default_outage_timeout() -> float:
@@ -269,10 +274,10 @@ class SliceSettings(LocalProvisioner):
     #: known.
     notebook = ""
 
-    def new_slice(self) -> KernelSlice:
-        """Return the slice that such a kernel asks for; nothing is asked for yet. Raises ``BadRequest``."""
-        url = self.pool_url or self._variable(URL_VARIABLE) or DEFAULT_URL
-        return KernelSlice(url, parse_request(self.slice))
+    @property
+    def url(self) -> str:
+        """The URL of the pool that such a kernel asks."""
+        return self.pool_url or self._variable(URL_VARIABLE) or DEFAULT_URL
 
     def follow_notebook(self, environment: Mapping[str, str] | None) -> None:
         """Take note of the notebook that a kernel is started for, by the environment that it is to have."""
@@ -315,3 +320,50 @@ class SliceSettings(LocalProvisioner):
         if name in stanza:
             return Template(str(stanza[name])).safe_substitute(os.environ)
         return os.environ.get(name, "")
+
+
+def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:
+    """Return a kernel's name as a sentence has it: printable, and ``Python 3 (GPU  2%)`` with one space.
+
+    Kernelspecs of old have a second one, for the order in Jupyter's lists.
+    """
+    return printable(str(display_name).replace("  ", " "), most)
+
+
+#: By which a Jupyter server tells a kernel of the notebook, or console, that it was started for.
+_SESSION_VARIABLE: Final = "JPY_SESSION_NAME"
+_LONGEST_NOTEBOOK: Final = 80
+
+
+def purpose(notebook: str, name: object, kernel_id: str) -> str:
+    """Return what a slice is for, as others see it: ``week1.ipynb: Python 3 (GPU 2%) [5f0a1b2c]``.
+
+    ``notebook`` is empty where it is not known.
+    """
+    kernel = f"{kernel_name(name, 180 - len(notebook))} [{kernel_id[:8]}]"
+    return f"{notebook}: {kernel}" if notebook else kernel
+
+
+def notebook_of(environment: Mapping[str, str], own: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the name of the notebook that a kernel with this environment is for, without its folder.
+
+    Empty where it is not known: what ``own`` has, the environment of whoever starts it, is another kernel's.
+    """
+    path = environment.get(_SESSION_VARIABLE, "")
+    return "" if path == own.get(_SESSION_VARIABLE) else printable(Path(path).name, _LONGEST_NOTEBOOK)
+
+
+def name_on_size(name: str, started: SliceRequest, now: SliceRequest) -> str:
+    """Return what a kernel is called that was ``started`` on one size and is on another ``now``.
+
+    ``Python 3 (GPU 2%)`` becomes ``Python 3 (GPU 10%)``; a name that does not tell the size stays as it is.
+    """
+    return name.replace(started.title, now.title)
+
+
+def printable(text: object, most: int = _LONGEST_NAME) -> str:
+    """Return ``text`` cut to ``most`` characters, with a space for what cannot be shown.
+
+    That is a line's end, a control character, or half a surrogate pair (as JSON can hold).
+    """
+    return "".join(sign if sign.isprintable() else " " for sign in str(text)[:most])

@@ -29,8 +29,8 @@ from typing import Any, Final
 
 from gpu_pool_client import _procfs
 from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.environment import LAUNCHERS
 from gpu_pool_provisioner.forked import ForkedProcess, Streams, adopting, unwanted_groups, wait_for_unwanted
-from gpu_pool_provisioner.kernel_slice import LAUNCHERS
 
 #: Seconds in which a template must say that it has heard, unless it waits for a processor.
 _ANSWERS_WITHIN: Final = 0.2

@@ -17,7 +17,7 @@ import nbformat
 import pytest
 
 from gpu_pool_client import Holder, LeaseState, parse_request
-from gpu_pool_provisioner import kernel_slice
+from gpu_pool_provisioner import pools
 from support.fixtures import jupyter_env
 from support.jupyter_env import JupyterEnv, eventually
 from support.notebook_programs import assignment, ended, nbgrader, notebook, start_job, started
@@ -53,7 +53,7 @@ async def pool_env(
         jupyter_env.url = service.url
         yield jupyter_env
         await jupyter_env.pool.close()
-        kernel_slice._pools.clear()
+        pools.open_pools.clear()
 
 
 @pytest.fixture

@@ -248,7 +248,11 @@ async def test_a_kernel_is_called_by_the_size_that_it_has(course: None, page: Pa
     await expect(panel(page)).to_contain_text("Idle for")
     await panel(page).get_by_label("Change the size: Size").select_option("1")
     await panel(page).get_by_role("button", name="Change the size").click()
-    await expect(status(page)).to_have_text("whole GPU · 32 GiB")
+    try:
+        await expect(status(page)).to_have_text("whole GPU · 32 GiB")
+    except AssertionError as error:
+        said = await panel(page).get_by_role("alert").all_text_contents()
+        raise AssertionError(f"The panel says {said}. {error}") from error
     await expect(page.get_by_text(f"{WHOLE} | Idle")).to_be_visible()
     await expect(page.get_by_text(SMALL)).to_have_count(0)
 

@@ -125,7 +125,7 @@ def test_a_wrapped_kernel_needs_no_provisioner(prefix: Path) -> None:
     spec = json.loads((kernel.path / "kernel.json").read_text())
     assert "kernel_provisioner" not in spec["metadata"]
     proxy, real = spec["argv"][: spec["argv"].index("--")], spec["argv"][spec["argv"].index("--") + 1 :]
-    assert proxy[1:3] == ["-m", "gpu_pool_provisioner.proxy.wrap"]
+    assert proxy[1:3] == ["-m", "gpu_pool_provisioner.wrap"]
     assert proxy[proxy.index("--slice") + 1] == "2%"
     assert proxy[-2:] == ["-f", "{connection_file}"]
     assert real == [*R["argv"][:-1], "@connection_file@"]

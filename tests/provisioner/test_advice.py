@@ -6,7 +6,8 @@ import pytest
 
 from gpu_pool_client import BadRequest, EndReason, TimedOut, parse_request
 from gpu_pool_provisioner.advice import for_dialog, kernels_that_fit, slice_of, with_advice
-from gpu_pool_provisioner.kernel_slice import printable, slice_lost
+from gpu_pool_provisioner.session.texts import slice_lost
+from gpu_pool_provisioner.settings import printable
 
 DEVICE_MIB = 32768
 

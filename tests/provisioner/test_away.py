@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_pool_client import Holder, OverQuota, _background, connect, parse_request
+from gpu_pool_client import OverQuota, _background, connect
 from gpu_pool_client._background import in_background
-from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner.driver import SessionDriver
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
 from support.service import ForkServer, serving
+
+
+async def give_back(driver: SessionDriver) -> None:
+    """Give a kernel's slice back, as at its end."""
+    lease_id = driver.session.lease_id
+    assert lease_id is not None
+    await driver.pool_work.pool.give_back(lease_id)
 
 
 @pytest.mark.long
@@ -22,11 +30,11 @@ async def test_a_slice_is_given_back_once_the_service_is_back(
 ) -> None:
     monkeypatch.setattr(_background, "_SOON", 0.1)
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
-        mine = KernelSlice(service.url, parse_request("2%"))
-        await mine.take(Holder("ada"))
-        await mine.attach_here(3600)  # on this process, as between the two kernels of a restart
+        mine = await JupyterEnv(tmp_path, service.url).asking()
+        # On this process, as between the two kernels of a restart.
+        await in_background(mine.being_restarted(3600, 3600))
         await service.end(signal.SIGKILL)
-        await mine.give_back()
+        await give_back(mine)
         await service.start()
 
         async def is_back() -> bool:
@@ -39,41 +47,38 @@ async def test_a_slice_is_given_back_once_the_service_hears_its_user_again(
     jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_background, "_SOON", 0.1)
-    mine = KernelSlice(jupyter_env.url, parse_request("2%"))
-    await mine.take(Holder("ada"))
-    await mine.attach_here(3600)
-    release, faults = mine.pool.release, iter([OverQuota("You have asked too much."), OverQuota("Again.")])
+    mine = await jupyter_env.asking()
+    await in_background(mine.being_restarted(3600, 3600))
+    release, faults = (
+        jupyter_env.pool.release,
+        iter([OverQuota("You have asked too much."), OverQuota("Again.")]),
+    )
 
     async def too_often_twice(*args: Any) -> None:
         for fault in faults:
             raise fault
         await release(*args)
 
-    monkeypatch.setattr(mine.pool, "release", too_often_twice)
-    await mine.give_back()
+    monkeypatch.setattr(jupyter_env.pool, "release", too_often_twice)
+    await give_back(mine)
     await eventually(jupyter_env.is_empty)
 
 
 async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(
     jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, begun, may_go_on = (
-        KernelSlice(jupyter_env.url, parse_request("2%")),
-        asyncio.Event(),
-        asyncio.Event(),
-    )
-    await mine.take(Holder("ada"))
-    attach = mine.pool.attach
+    mine, begun, may_go_on = await jupyter_env.asking(), threading.Event(), threading.Event()
+    attach = jupyter_env.pool.attach
 
     async def late(*args: Any, **more: Any) -> Any:
         begun.set()
-        await may_go_on.wait()
+        await asyncio.to_thread(may_go_on.wait)
         return await attach(*args, **more)
 
-    monkeypatch.setattr(mine.pool, "attach", late)
-    restart = asyncio.create_task(mine.attach_here(60))
-    await begun.wait()
-    mine.forget()  # as at a shutdown that could not reach the pool
+    monkeypatch.setattr(jupyter_env.pool, "attach", late)
+    restart = asyncio.create_task(in_background(mine.being_restarted(60, 60)))
+    await asyncio.to_thread(begun.wait)
+    await in_background(mine.close())  # as at a shutdown that could not reach the pool
     may_go_on.set()
     await restart
     assert await jupyter_env.is_empty()
@@ -85,7 +90,7 @@ async def test_the_proxy_of_a_kernel_that_was_shut_down_does_not_end_the_next_on
     lesson = await jupyter_env.fill("100%")
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    proxy: Any = km.provisioner._proxy
+    proxy: Any = km.provisioner.driver
     await jupyter_env.pool.release(lesson.id)
     await answer(km, "1")
     kill(km.provisioner.pid)

@@ -54,7 +54,7 @@ async def test_it_is_relayed_to_again_and_keeps_its_variables_and_its_slice(
     assert await answer(km, "import os; print(kept, os.getpid())") == f"42 {pid}\n"
     assert await km.is_alive()
     assert (await jupyter_env.only_lease()).id == lease.id
-    assert km.provisioner.slice_control.state.lease.id == lease.id
+    assert km.provisioner.session.lease.id == lease.id
     await km.provisioner.kill()
     await km.provisioner.wait()
     await km.provisioner.cleanup(restart=False)

@@ -16,7 +16,7 @@ from gpu_pool_client import (
     Strength,
     parse_request,
 )
-from gpu_pool_provisioner.kernel_slice import (
+from gpu_pool_provisioner.environment import (
     LAUNCHERS,
     SliceEnvironment,
     _ipykernel_launcher,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_pool_provisioner.kernel_slice import notebook_of, purpose
+from gpu_pool_provisioner.settings import notebook_of, purpose
 
 KERNEL = "5f0a1b2c-0000-0000"
 

@@ -13,7 +13,7 @@ from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
 from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest, connect
 from gpu_pool_client._background import background_loop
-from gpu_pool_provisioner.resizing import ResizeRequests, _parse
+from gpu_pool_provisioner.resize_pipe import ResizeRequests, _parse
 from support.frameworks import write_tensorflow, write_torch
 from support.frontend import Frontend, frontend
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually, kill, restarting_soon

@@ -26,7 +26,7 @@ code = "import os; assert not [name for name in os.environ if name in ('GPU_POOL
 assert client.execute_interactive(code, timeout=120)["content"]["status"] == "ok"
 client.stop_channels()
 km.shutdown_kernel()
-assert km.provisioner._ports is None and km.provisioner._slice is None
+assert km.provisioner._ports is None and km.provisioner.session is None
 print(sorted(name for name in sys.modules if name == "gpu_pool" or name.startswith("gpu_pool.")))
 """
 

@@ -10,7 +10,7 @@ import pytest
 import zmq.asyncio
 from jupyter_client.manager import AsyncKernelManager
 
-from gpu_pool_provisioner import kernel_slice
+from gpu_pool_provisioner import pools
 from gpu_pool_provisioner import templates as templates_module
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
 from gpu_pool_provisioner.templates import templates
@@ -35,7 +35,7 @@ async def jupyter_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     environment = JupyterEnv(tmp_path, url)
     yield environment
     await environment.pool.close()
-    kernel_slice._pools.clear()
+    pools.open_pools.clear()
 
 
 @pytest.fixture

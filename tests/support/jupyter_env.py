@@ -17,8 +17,11 @@ from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
 
 from gpu_pool_client import Lease, LeaseState, Pool, parse_request
+from gpu_pool_client._background import in_background
 from gpu_pool_client._values import Holder
-from gpu_pool_provisioner.kernel_slice import shared_pool
+from gpu_pool_provisioner.driver import SessionDriver
+from gpu_pool_provisioner.pools import shared_pool
+from gpu_pool_provisioner.session import Session
 from support.pools import eventually as eventually
 from support.tiny_kernel import __file__ as tiny_kernel
 
@@ -26,7 +29,7 @@ IPYKERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file
 #: A kernel of another language.
 TINY = (sys.executable, tiny_kernel, "{connection_file}")
 #: What stands in front of a kernel that needs no provisioner of ours, up to its options.
-WRAP = (sys.executable, "-m", "gpu_pool_provisioner.proxy.wrap", "-f", "{connection_file}")
+WRAP = (sys.executable, "-m", "gpu_pool_provisioner.wrap", "-f", "{connection_file}")
 #: A kernel that never answers.
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 
@@ -43,6 +46,13 @@ class JupyterEnv:
     @property
     def pool(self) -> Pool:
         return shared_pool(self.url)
+
+    async def asking(self, size: str = "2%") -> SessionDriver:
+        """Return the session of a kernel that has asked for its slice; it belongs to the background loop."""
+        session = Session(parse_request(size), 1.0, 600.0)
+        driver = SessionDriver(session, self.url, lambda: Holder("ada"))
+        await in_background(driver.ask(60.0))
+        return driver
 
     def install(self, name: str, size: str = "2%", argv: Sequence[str] = IPYKERNEL, **config: Any) -> str:
         """Write a kernelspec whose kernels get a slice, and return its name; ``name`` is what people read.

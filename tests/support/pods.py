@@ -42,7 +42,7 @@ from gpu_pool_client import (
     PoolUnreachable,
 )
 from gpu_pool_client._values import POD_VARIABLE
-from gpu_pool_provisioner import kernel_slice
+from gpu_pool_provisioner import pools
 
 _NUMBERS = itertools.count(1)
 #: Seconds until a question about a pod is answered although nothing has changed.
@@ -222,7 +222,7 @@ def pods(jupyter_env: object, monkeypatch: pytest.MonkeyPatch) -> PodPool:
     """Let the pool of a test's kernels start them in pods; their image has the ipykernel of the tests."""
     if tuple(map(int, version("ipykernel").split(".")[:2])) < (7, 4):
         pytest.skip("kernels in pods need ipykernel 7.4, which knows transport encryption")
-    monkeypatch.setattr(kernel_slice, "connect", PodPool)
-    pool = kernel_slice.shared_pool(jupyter_env.url)  # type: ignore[attr-defined]
+    monkeypatch.setattr(pools, "connect", PodPool)
+    pool = pools.shared_pool(jupyter_env.url)  # type: ignore[attr-defined]
     assert isinstance(pool, PodPool)
     return pool

@@ -15,6 +15,7 @@ from gpu_pool_client import (
     Holder,
     Lease,
     LeaseState,
+    Outlook,
     PoolUnreachable,
     Terms,
     WhenIdle,
@@ -24,6 +25,8 @@ from gpu_pool_provisioner.session import TABLE, Session, State, effects, events,
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
 
 HOLDER = Holder("ada")
+TEN = parse_request("10%")
+OUTLOOK = Outlook(9, "All of it is in use.", None)
 #: A state, what happened, and the state after it.
 Arrow = tuple[State, type[events.Event], State]
 
@@ -32,18 +35,37 @@ def lease(state: LeaseState, number: int = 1) -> Lease:
     return Lease(str(number), "", parse_request("2%"), HOLDER, state, 0.0)
 
 
+#: What happens until a kernel runs whose slice is there at once.
+STARTED = (
+    *(events.StartRequested(), events.Granted(lease(LeaseState.HELD)), events.LaunchPrepared()),
+    *(events.Launched(), events.Ready(lease(LeaseState.HELD))),
+)
+
+
+def after(session: Session, *happened: events.Event, now: float = 0.0) -> Session:
+    """Return a session after events."""
+    for event in happened:
+        session, _ = step(session, event, now)
+    return session
+
+
 #: Where all is passed on to the kernel, and where something must be under way.
 _RELAYING = (State.RUNNING, State.ASKED_BACK)
 _WORKING = (
-    *(State.ASKING, State.QUEUED, State.STARTING, State.ENDING),
+    *(State.ASKING, State.QUEUED, State.QUEUED_RESIZING, State.STARTING, State.ENDING),
     *(State.RESIZING, State.PARKING, State.RESUMING),
 )
-#: What comes of work, and ends it.
-_RESULTS = (
-    *(events.Queued, events.Granted, events.Refused, events.Ready, events.NotReady, events.NotStarted),
-    *(events.Looked, events.NotLooked, events.FoundIdle, events.FoundAtWork, events.Parked, events.NotParked),
-    *(events.ParkedAgain, events.Resumed, events.Resized, events.Gone, events.Failed),
-)
+AWAY = PoolUnreachable("The pool is away.", may_pass=True)
+CHANGE = events.SizeChange(True, False, "This kernel now has 10% of a GPU.")
+
+
+def a_session() -> Session:
+    """Return one that begins."""
+    return Session(parse_request("2%"), 1.0, 60.0)
+
+
+#: What may come of work that goes on all the same.
+_ENDS_OF_KERNELS = (events.Died, events.TermsOver, events.CloseRequested)
 
 
 @dataclass
@@ -52,9 +74,9 @@ class World:
 
     chance: random.Random
     now: float = 0.0
-    session: Session = field(default_factory=lambda: Session("2%", 1.0))
-    #: What the session's state does while it lasts.
-    work: effects.Work | None = None
+    session: Session = field(default_factory=a_session)
+    #: What the session's state does while it lasts, each with whether the kernel's process is known.
+    work: list[effects.Work] = field(default_factory=list)
     #: The lease that the pool knows, by number, and how often each has been given back.
     lease: int | None = None
     is_held: bool = False
@@ -68,6 +90,8 @@ class World:
     #: Code that was submitted: held by the proxy, or passed on and not answered.
     held: int = 0
     passed_on: int = 0
+    #: Whether the session hears of what is submitted.
+    is_answered: bool = False
     submitted: int = 0
     answered: int = 0
     #: The pairs of states that were seen, with what led from one to the other.
@@ -84,7 +108,7 @@ class World:
         self.session, due = step(self.session, event, self.now)
         self.seen.add((before, type(event), self.session.state))
         if self.session.state is not before:
-            self.work = None
+            self.work = []
         reports = False
         for effect in due:
             reports = self._perform(effect) or reports
@@ -94,7 +118,7 @@ class World:
 
     def _before(self, event: events.Event) -> None:
         match event:
-            case events.StartRequested(lease=Lease() as found) | events.Queued(found) | events.Granted(found):
+            case events.Queued(found) | events.Granted(found):
                 self.lease, self.is_held = int(found.id), found.state is LeaseState.HELD
             case events.Died():
                 self.kernel_lives = False
@@ -106,30 +130,32 @@ class World:
                 self.kernel_lives = True
             case events.Gone() | events.NotReady() | events.Failed():
                 self.kernel_lives = False
+            case events.LeaseSeen(lease=Lease() as found) | events.SizeChanged(lease=Lease() as found):
+                self.is_held = found.state is LeaseState.HELD
             case _:
                 pass
-        if isinstance(event, _RESULTS):
-            self.work = None
 
     def _perform(self, effect: effects.Effect) -> bool:
         match effect:
             case effects.Work():
-                self.work = effect
+                self.work.append(effect)
             case effects.Answer() | effects.HoldSilently():
                 self._stop_relaying()
+                self.is_answered = isinstance(effect, effects.Answer)
             case effects.HoldUnanswered():
                 self.held += self.passed_on
                 self.passed_on, self.is_relayed = 0, False
-            case effects.HoldBack():
+            case effects.HoldWork():
                 # What the kernel works on already goes on.
                 self.is_relayed = False
-            case effects.Relay():
+            case effects.PassOn():
                 self.is_relayed, self.passed_on, self.held = True, self.passed_on + self.held, 0
+                self.is_answered = True
             case effects.Refuse() | effects.Drop():
                 self.answered += self.held
                 self.held = 0
-            case effects.GiveBack():
-                self._give_back()
+            case effects.ReleaseLease():
+                self._release(effect)
             case effects.KillKernel() | effects.LetGo():
                 self.kernel_lives = False
             case effects.Close():
@@ -150,10 +176,11 @@ class World:
         self.answered += self.passed_on
         self.passed_on, self.is_relayed = 0, False
 
-    def _give_back(self) -> None:
-        if self.lease is not None:
-            self.given_back[self.lease] = self.given_back.get(self.lease, 0) + 1
-            self.lease, self.is_held = None, False
+    def _release(self, effect: effects.ReleaseLease) -> None:
+        number = int(effect.lease_id)
+        assert number == self.lease, "another lease was given back"
+        self.given_back[number] = self.given_back.get(number, 0) + 1
+        self.lease, self.is_held = None, False
 
     # -- What may happen -------------------------------------------------------
 
@@ -161,8 +188,10 @@ class World:
         found = [self._managed, self._time]
         if self.listens:
             found.append(self._submit)
-        if self.work is not None:
-            found += [self._come_of(self.work)] * 4
+        if self.work:
+            found += [self._come_of_work] * 4
+        if self.session.state is State.QUEUED:
+            found += [self._of_its_user] * 4
         if self.session.state.has_kernel:
             found += [self._of_its_user, self._time, self._time]
             is_parked = self.session.state in (State.PARKED, State.RESUMING)
@@ -171,7 +200,12 @@ class World:
 
     def _managed(self) -> events.Event:
         common = [
-            lambda: events.StartRequested(None, self.chance.choice([None, self.now + 1.0])),
+            lambda: events.StartRequested(self.chance.choice([None, None, 1.0])),
+            lambda: events.LaunchPrepared(self.chance.choice([None, self.now + 1.0])),
+            events.SomebodyLooked,
+            lambda: events.SizePending(TEN, self.chance.choice([None, 1.0])),
+            lambda: events.SizeChanged(TEN),
+            events.LeaseSeen,
             events.InterruptRequested,
             events.StopRequested,
             events.RestartBegan,
@@ -180,17 +214,23 @@ class World:
             events.ManagerCame,
         ]
         if not self.session.is_begun:
-            leases = [None, self._lease(LeaseState.WAITING), self._lease()]
-            return events.StartRequested(self.chance.choice(leases))
+            return events.StartRequested()
+        if not self.session.is_prepared and self._maybe():
+            return self._prepared()
         if self.session.state in (State.DOWN, State.RESTARTING, State.WITHOUT_SLICE) and self._maybe():
-            return events.StartRequested(None)
+            return events.StartRequested()
         if self.session.state.has_kernel and self.chance.random() < 0.5:
             return self._of_its_user()
         if self.chance.random() < 0.02:
             return events.CloseRequested()
         if self.chance.random() < 0.04:
             return events.Failed(ValueError("ours"))
-        return self.chance.choice(common)()
+        event = self.chance.choice(common)()
+        return event if type(event) in TABLE[self.session.state] else events.TimePassed()
+
+    def _prepared(self) -> events.Event:
+        event = events.LaunchPrepared(self.chance.choice([None, self.now + 1.0]))
+        return event if type(event) in TABLE[self.session.state] else events.TimePassed()
 
     def _time(self) -> events.Event:
         self.now += self.chance.choice([0.0, 0.5, 20.0])
@@ -203,47 +243,70 @@ class World:
             # Whether the session hears of it depends on who holds it.
             return self.chance.choice([events.TimePassed(), events.WorkSubmitted()])
         self.held += 1
-        silent = self.session.state in (State.DOWN, State.RESTARTING)
+        silent = self.session.state in (State.DOWN, State.RESTARTING) or not self.is_answered
         return events.TimePassed() if silent else events.WorkSubmitted()
 
     def _lease(self, state: LeaseState = LeaseState.HELD) -> Lease:
         number = self.lease or len(self.given_back) + 1
         return lease(state, number)
 
-    def _come_of(self, work: effects.Work) -> Callable[[], events.Event]:
-        return lambda: self.chance.choice(self._results(work))()
+    def _come_of_work(self) -> events.Event:
+        """Let some of what is under way come to its end, or say how far it is."""
+        work = self.chance.choice(self.work)
+        event = self.chance.choice(self._results(work))()
+        if not isinstance(event, (events.Launched, events.Positioned, events.SizeChanged, *_ENDS_OF_KERNELS)):
+            self.work.remove(work)
+        return event
 
     def _results(self, work: effects.Work) -> list[Callable[[], events.Event]]:
-        refused = lambda: events.Refused(PoolUnreachable("The pool is away."))  # noqa: E731
+        refused = lambda: events.Refused(AWAY)  # noqa: E731
+        away = lambda: events.PoolAway(AWAY, work)  # noqa: E731
         granted = lambda: events.Granted(self._lease())  # noqa: E731
         queued = lambda: events.Queued(self._lease(LeaseState.WAITING))  # noqa: E731
         match work:
             case effects.Ask():
-                return [granted, queued, refused]
+                return [granted, queued, refused, away]
+            case effects.FollowQueue():
+                unknown = lambda: events.Positioned(None, AWAY)  # noqa: E731
+                return [lambda: events.Positioned(self.chance.choice([1, 9])), unknown, events.LeftQueue]
+            case effects.Explain():
+                return [
+                    lambda: events.Explained(OUTLOOK),
+                    events.Explained,
+                    lambda: events.Explained(error=AWAY),
+                ]
+            case effects.AwaitGrant() if self.session.parking is not None:
+                return [granted, away]
             case effects.AwaitGrant() | effects.AskLastTime():
-                return [granted, refused]
-            case effects.Launch():
+                return [granted, refused, *([away] if isinstance(work, effects.AwaitGrant) else [])]
+            case effects.ResizeQueued():
+                changed = lambda: events.SizeChanged(TEN, self._lease(self._either()))  # noqa: E731
+                return [changed, lambda: events.Resized(CHANGE)]
+            case effects.StartKernel():
                 launched = [] if self.session.is_launched else [events.Launched]
                 ready = [lambda: events.Ready(self._lease())] if self.kernel_lives else []
                 why = ValueError("It ended.")
                 return [*launched, *ready, lambda: events.NotReady(why), lambda: events.NotStarted(why)]
             case effects.Look():
-                return [self._looked, self._looked, events.NotLooked]
+                return [self._looked, self._looked, away]
             case effects.CheckIdle():
                 return [events.FoundIdle] * 3 + [lambda: events.FoundAtWork(self._maybe())]
             case effects.Park():
-                failed = lambda: events.NotParked(self._maybe(), self._maybe())  # noqa: E731
                 parked = lambda: events.Parked(self._lease(LeaseState.PARKED), self._maybe())  # noqa: E731
-                return [parked, parked, parked, failed]
+                return [parked, parked, parked, events.NotParked, away]
             case effects.ParkAgain():
-                return [events.ParkedAgain, lambda: events.Resumed(self._lease())]
+                return [events.ParkedAgain, lambda: events.Resumed(self._lease()), away]
             case effects.Resume():
-                return [lambda: events.Resumed(self._lease(), self._maybe())]
-            case effects.Resize():
-                return [events.Resized]
+                resumed = lambda: events.Resumed(self._lease(), self._maybe())  # noqa: E731
+                return [resumed, resumed, *([queued, away] if work.lease is None else [])]
+            case effects.ResizeKernel():
+                return [lambda: events.Resized(CHANGE)]
             case effects.EndKernel():
                 return [events.Gone, events.Gone, self._of_the_kernel]
         raise AssertionError(work)
+
+    def _either(self) -> LeaseState:
+        return self.chance.choice([LeaseState.WAITING, LeaseState.HELD])
 
     def _maybe(self) -> bool:
         return self.chance.random() < 0.5
@@ -274,11 +337,12 @@ class World:
     def _of_its_user(self) -> events.Event:
         wanted = [
             events.KeepRequested(60),
-            events.GiveBackRequested(Activity(initialised=self._maybe())),
-            events.ResizeRequested(),
+            events.GiveBackRequested(),
+            events.LeaseSeen(activity=Activity(initialised=self._maybe())),
+            events.ResizeRequested(TEN),
             events.ResumeRequested(),
             events.InterruptRequested(),
-            events.RestartBegan(),
+            *(events.RestartBegan(), events.RestartExpected(1.0)),
         ]
         possible = [each for each in wanted if type(each) in TABLE[self.session.state]]
         return self.chance.choice(possible) if possible else events.TimePassed()
@@ -299,10 +363,10 @@ class World:
             assert not self.kernel_lives, "there is a process"
             assert self.session.wakes_at is None, "something is due"
         if state in _WORKING:
-            assert self.work is not None, "nothing goes on"
+            assert self.work or self.session.retry is not None, "nothing goes on"
         if state in _RELAYING:
             assert self.is_relayed, "nothing is passed on"
-            assert self.work is not None or self.session.wakes_at is not None or not self._has_limits
+            assert self.work or self.session.wakes_at is not None or not self._has_limits
         if state is State.WITHOUT_SLICE:
             assert self.lease is None, "a slice is kept that nobody asks for"
 

@@ -7,15 +7,18 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import zmq
 
-from gpu_pool_client import KernelCommand, Lease
-from gpu_pool_provisioner.lease_client import LeaseClient
+from gpu_pool_client import EndReason, GpuPoolError, KernelCommand, Lease, Pool, Process
+from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.pools import retry
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.relay import Relay
+from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
 
 #: Seconds in which a pod must run, if its pool lets it take that long; and the most that a pool takes.
@@ -23,7 +26,7 @@ START_TIMEOUT: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchPlan:
     """How the real kernel is launched on a held lease."""
 
     #: Its command, as its kernelspec has it.
@@ -63,14 +66,50 @@ class ProxiedKernel:
         return found
 
 
+@dataclass(slots=True)
+class HeldLease:
+    """The lease on which a kernel is launched."""
+
+    pool: Pool
+    id: str
+    size: str
+    #: Seconds for which a start waits for a pool that is away.
+    outage_timeout: float
+    #: Shows whoever waits for the kernel how its start is going.
+    tell: Callable[[str], None]
+    #: Whether the slice was not there at once, so that its wait is over now.
+    has_waited: bool
+
+    async def attach(self, process: Process, *, ready_within: float | None = None, grace: float) -> None:
+        """Attach the lease to the kernel's process, which has yet to answer within so many seconds, if any.
+
+        Tries again while the pool cannot answer. Raises ``LeaseGone``, and ``PoolUnreachable`` after the
+        outage's timeout.
+        """
+        attach = partial(self.pool.attach, self.id, process, ready_within=ready_within, grace=grace)
+        await retry(attach, self._note_fault, self.outage_timeout)
+
+    def _note_fault(self, error: GpuPoolError) -> None:
+        get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self.pool.url, error)
+        self.tell(self.starting(f"{error.message} Still trying."))
+
+    def starting(self, progress: str = "") -> str:
+        """Say that the slice is there and the kernel starts; ``progress`` says how far it is."""
+        return texts.starting(self.size, progress, waited=self.has_waited)
+
+    async def give_back(self) -> None:
+        """Give the slice back: its kernel has not become ready."""
+        await self.pool.give_back(self.id, EndReason.NOT_READY)
+
+
 class KernelRun(abc.ABC):
     """One run of the real kernel, and the relay to it."""
 
     #: Whether it is a process of this machine: that takes signals, and is seen by whoever manages the kernel.
     is_process = True
 
-    def __init__(self, lease_client: LeaseClient, end: asyncio.Future[None]) -> None:
-        self._lease_client = lease_client
+    def __init__(self, lease: HeldLease, end: asyncio.Future[None]) -> None:
+        self._lease = lease
         #: Done when the kernel has ended.
         self.end = end
         #: Why the pool has taken the slice; None where the kernel ended by itself.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from string import Template
@@ -30,15 +31,16 @@ from gpu_pool_client import (
     format_duration,
 )
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.kernel_slice import kernel_command
+from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.launchers.base import (
     START_TIMEOUT,
+    HeldLease,
     KernelRun,
-    Launch,
+    LaunchPlan,
     NotReadyError,
     ProxiedKernel,
 )
-from gpu_pool_provisioner.lease_client import LeaseClient, retry
+from gpu_pool_provisioner.pools import retry
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.events import before
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
@@ -86,6 +88,16 @@ def pod_connection(outer: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **keys, "transport": "tcp", **PORTS}
 
 
+@dataclass(frozen=True, slots=True)
+class PodSizes:
+    """What a pod's kernel has to do with sizes, which cannot change while it runs."""
+
+    #: Keeps a request for another size until it restarts; returns what its user reads.
+    at_restart: Callable[[str], Awaitable[str]]
+    #: Why the last change of size came to nothing; empty if it did not.
+    notice: str
+
+
 class PodRun(KernelRun):
     """A pod, from before its launch."""
 
@@ -93,20 +105,20 @@ class PodRun(KernelRun):
 
     def __init__(
         self,
-        launch: Launch,
+        plan: LaunchPlan,
         connection: Mapping[str, Any],
-        lease_client: LeaseClient,
+        lease: HeldLease,
         session: Session,
         front: Channels,
-        tell: Callable[[str], None],
+        sizes: PodSizes,
     ) -> None:
-        """Take the connection that the pod is told; ``tell`` shows how far its start has come."""
+        """Take the connection that the pod is told; ``lease`` tells how far its start has come."""
         loop = asyncio.get_running_loop()
-        super().__init__(lease_client, loop.create_future())
+        super().__init__(lease, loop.create_future())
         self._connection = connection
-        self._command = launch.in_pod(connection)
+        self._command = plan.in_pod(connection)
         self._sides = session, front
-        self._tell = tell
+        self._sizes = sizes
         self._address: asyncio.Future[str] = loop.create_future()
         self._progress = ""
         #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
@@ -135,7 +147,7 @@ class PodRun(KernelRun):
         # No process here is the kernel. What ends with this one is the holder.
         holder = Process.current()
         within = min(kernel.start_timeout + kernel.ready_timeout + MARGIN, START_TIMEOUT)
-        await self._lease_client.attach(holder, ready_within=within, grace=0.0)
+        await self._lease.attach(holder, ready_within=within, grace=0.0)
         self._following = asyncio.create_task(self._follow())
         address = await self._started(kernel.start_timeout)
         self._relay = Relay({**self._connection, "ip": address}, *self._sides)
@@ -145,10 +157,10 @@ class PodRun(KernelRun):
             raise NotStartedError(_OLD_KERNEL) from None
         except asyncio.TimeoutError:
             raise NotStartedError(_SILENT.format(format_duration(kernel.ready_timeout))) from None
-        await self._lease_client.confirm(holder, 0.0)
+        await self._lease.attach(holder, grace=0.0)
         self._relay.messages[USE] = self._resize
-        if self._lease_client.notice:
-            self._relay.tell(self._lease_client.notice)
+        if self._sizes.notice:
+            self._relay.tell(self._sizes.notice)
         return introduction
 
     async def _started(self, within: float) -> str:
@@ -172,7 +184,7 @@ class PodRun(KernelRun):
         self, size: str, pass_on: Callable[[list[zmq.Frame]], None], later: list[list[zmq.Frame]]
     ) -> None:
         try:
-            told = await asyncio.wait_for(self._lease_client.resize(size), _RESIZED_WITHIN)
+            told = await asyncio.wait_for(self._sizes.at_restart(size), _RESIZED_WITHIN)
         except asyncio.TimeoutError:
             told = _NO_ANSWER
         output = self.relay.back["iopub"]
@@ -184,10 +196,11 @@ class PodRun(KernelRun):
     async def _follow(self) -> None:
         """Launch the pod, and look at it until it has ended."""
         try:
-            pod = await retry(partial(self._lease_client.launch, self._command), self._note_fault)
+            pool, lease_id = self._lease.pool, self._lease.id
+            pod = await retry(partial(pool.launch, lease_id, self._command), self._note_fault)
             while pod.phase is not PodPhase.ENDED:
                 self._look(pod)
-                pod = await retry(partial(self._lease_client.pod, pod.version), self._note_fault)
+                pod = await retry(partial(pool.pod, lease_id, pod.version), self._note_fault)
             await self._account_for(pod)
         except LeaseGone:
             await self._note_taken("")
@@ -207,10 +220,10 @@ class PodRun(KernelRun):
         if pod.phase is PodPhase.RUNNING and pod.address and not self._address.done():
             self._address.set_result(pod.address)
         elif not self._address.done():
-            client = self._lease_client
-            client.has_waited = client.has_waited or self._queued
-            waiting = self._queued and texts.waiting(client.size, pod.message)
-            self._tell(waiting or client.starting(pod.message))
+            lease = self._lease
+            lease.has_waited = lease.has_waited or self._queued
+            waiting = self._queued and texts.waiting(lease.size, pod.message)
+            lease.tell(waiting or lease.starting(pod.message))
 
     async def _account_for(self, pod: KernelPod) -> None:
         """Take note of why the pod has ended."""
@@ -232,7 +245,7 @@ class PodRun(KernelRun):
 
     async def _step(self, message: str) -> ExpiryStep:
         try:
-            lease = await retry(self._lease_client.lease, self._note_fault)
+            lease = await retry(partial(self._lease.pool.get_lease, self._lease.id), self._note_fault)
         except LeaseGone as error:
             return taken(error.reason, message)
         if lease.state is LeaseState.ENDED:
@@ -243,7 +256,7 @@ class PodRun(KernelRun):
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
         get_logger().warning("The pool did not report the state of a kernel's pod: %s", error)
         if not self._address.done():
-            self._tell(self._lease_client.starting(f"{error.message} Still trying."))
+            self._lease.tell(self._lease.starting(f"{error.message} Still trying."))
 
     def kill(self) -> None:
         """End the pod, unless it has ended."""
@@ -252,7 +265,7 @@ class PodRun(KernelRun):
 
     async def _end_pod(self) -> None:
         try:
-            await asyncio.wait_for(self._lease_client.end_pod(), _END_WITHIN)
+            await asyncio.wait_for(self._lease.pool.end_pod(self._lease.id), _END_WITHIN)
         except (GpuPoolError, asyncio.TimeoutError) as error:
             get_logger().warning("A kernel's pod ends with its lease, or at the next launch: %r", error)
         finally:

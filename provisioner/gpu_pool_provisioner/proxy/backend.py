@@ -25,7 +25,7 @@ from jupyter_client.connect import port_names
 from jupyter_client.session import Session
 from jupyter_core.paths import secure_write
 
-from gpu_pool_provisioner.kernel_slice import is_ipython
+from gpu_pool_provisioner.environment import is_ipython
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import peers
 from gpu_pool_provisioner.proxy.channels import Channels

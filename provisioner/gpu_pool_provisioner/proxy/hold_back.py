@@ -25,39 +25,37 @@ _HARMLESS: Final = (
 _INTERRUPT: Final = (b'"interrupt_request"',)
 
 
-class HoldBack:
-    """Stands between the frontends and a kernel whose slice is not its own just now."""
+def hold_work(
+    front: Channels,
+    relay: Relay,
+    pending: PendingKernel,
+    submitted: Callable[[], None],
+    waits: Callable[[], bool],
+) -> None:
+    """Hold what would make a kernel work whose slice is not its own just now, until something else is done.
 
-    def __init__(
-        self, relay: Relay, pending: PendingKernel, submitted: Callable[[], None], waits: Callable[[], bool]
-    ) -> None:
-        """Take what is called for whatever is held; ``waits`` is whether the kernel waits for its slice."""
-        self._relay = relay
-        self._pending = pending
-        self._submitted = submitted
-        self._waits = waits
+    ``submitted`` is called for whatever is held; ``waits`` is whether the kernel waits for its slice.
+    """
 
-    def begin(self, front: Channels) -> None:
-        """Hold from now on, until something else is done with what arrives."""
-        front["shell"].on_message = self._shell
-        front["control"].on_message = self._control
-
-    def _shell(self, frames: list[zmq.Frame]) -> None:
+    def shell(frames: list[zmq.Frame]) -> None:
         """Pass on questions about the kernel's state; hold whatever makes it work."""
         if _is_one_of(_QUESTIONS, frames):
-            self._relay.back["shell"].send(frames)
+            relay.back["shell"].send(frames)
             return
-        self._pending.receive("shell", frames)
-        if self._pending.holds_work:
-            self._submitted()
+        pending.receive("shell", frames)
+        if pending.holds_work:
+            submitted()
 
-    def _control(self, frames: list[zmq.Frame]) -> None:
+    def control(frames: list[zmq.Frame]) -> None:
         """Pass on what does not make the kernel work, but an interrupt of a cell that waits here."""
-        interrupt = self._waits() and _is_one_of(_INTERRUPT, frames)
+        interrupt = waits() and _is_one_of(_INTERRUPT, frames)
         if _is_one_of(_HARMLESS, frames) and not interrupt:
-            self._relay.back["control"].send(frames)
+            relay.back["control"].send(frames)
         else:
-            self._pending.receive("control", frames)
+            pending.receive("control", frames)
+
+    front["shell"].on_message = shell
+    front["control"].on_message = control
 
 
 def _is_one_of(kinds: Sequence[bytes], frames: list[zmq.Frame]) -> bool:

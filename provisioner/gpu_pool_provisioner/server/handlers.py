@@ -222,7 +222,7 @@ class ActionHandler(PoolHandler):
     async def _do(self, slices: Slices, kernel_id: str, action: str) -> dict[str, Any]:
         from gpu_pool_provisioner.server import bodies
 
-        slices.control(kernel_id)  # of one that there is not, nothing else is of interest
+        slices.driver(kernel_id)  # of one that there is not, nothing else is of interest
         text = self.request.body
         if action == "keep":
             return await slices.keep(kernel_id, bodies.read(bodies.KeepBody, text))

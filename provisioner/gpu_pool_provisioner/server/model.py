@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpu_pool_client import Activity, Lease, Outlook, SliceRequest, format_share
 from gpu_pool_provisioner.session.expiry_policy import keeps_variables
-from gpu_pool_provisioner.slice_state import KernelSliceState, SlicePhase
+from gpu_pool_provisioner.session.view import SlicePhase, SliceView
 
 #: Turns a time of ``time.monotonic()`` into Unix seconds.
 Clock = Callable[[float], float]
@@ -30,40 +30,40 @@ class KernelName:
     notebook: str | None
 
 
-def slice_of(name: KernelName, state: KernelSliceState, sizes: Sequence[str], clock: Clock) -> dict[str, Any]:
+def slice_of(name: KernelName, state: SliceView, sizes: Sequence[str], clock: Clock) -> dict[str, Any]:
     """Return a Slice of the API; ``sizes`` are those that the kernel may ask for."""
-    proxy, lease = state.proxy, state.lease
+    lease = state.lease
     size = size_of(state).size
     return {
         "kernel_id": name.kernel_id,
         "kernel_name": name.kernelspec,
         "display_name": name.display_name,
         "notebook": name.notebook,
-        "state": proxy.phase.value,
+        "state": state.phase.value,
         "size": size,
         "pending_size": state.pending.size if state.pending is not None else None,
-        "message": proxy.message,
+        "message": state.message,
         **_queue(state),
         **_times(state, clock),
-        **_devices(lease, proxy.phase),
-        **_limits(lease, state.activity, proxy.phase),
+        **_devices(lease, state.phase),
+        **_limits(lease, state.activity, state.phase),
         **_end(state),
-        "given_back": proxy.given_back,
+        "given_back": state.given_back,
         "actions": actions(state, [each for each in sizes if each != size]),
     }
 
 
-def size_of(state: KernelSliceState) -> SliceRequest:
+def size_of(state: SliceView) -> SliceRequest:
     """Return what a kernel has, or asks for."""
     return state.lease.request if state.lease is not None else state.request
 
 
-def _queue(state: KernelSliceState) -> dict[str, Any]:
-    proxy, lease = state.proxy, state.lease
-    waits = proxy.phase in _WAITS
+def _queue(state: SliceView) -> dict[str, Any]:
+    lease = state.lease
+    waits = state.phase in _WAITS
     return {
-        "position": proxy.position if waits else None,
-        "expected_wait": expected_wait(proxy.outlook) if waits else None,
+        "position": state.position if waits else None,
+        "expected_wait": expected_wait(state.outlook) if waits else None,
         "requested_at": lease.requested_at if lease is not None else None,
     }
 
@@ -73,17 +73,17 @@ def expected_wait(outlook: Outlook | None) -> list[float] | None:
     return None if outlook is None or outlook.wait is None else [round(each, 1) for each in outlook.wait]
 
 
-def _times(state: KernelSliceState, clock: Clock) -> dict[str, Any]:
-    lease, idle = state.lease, state.proxy.idle
-    held = state.proxy.phase is SlicePhase.HELD
+def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
+    lease, idle = state.lease, state.idle
+    held = state.phase is SlicePhase.HELD
 
     def at(seconds: float | None) -> float | None:
         return None if seconds is None or not held else clock(seconds)
 
     terms = lease.terms if lease is not None else None
     return {
-        "held_at": lease.held_at if lease is not None and state.proxy.phase in _HAS_SLICE else None,
-        "ends_at": terms.ends_at if terms is not None and state.proxy.phase not in _NO_LEASE else None,
+        "held_at": lease.held_at if lease is not None and state.phase in _HAS_SLICE else None,
+        "ends_at": terms.ends_at if terms is not None and state.phase not in _NO_LEASE else None,
         "idle_since": at(idle.idle_since),
         "idle_limit": terms.idle_limit if terms is not None and terms.acts_when_idle else None,
         "gives_back_at": at(idle.gives_back_at),
@@ -123,20 +123,20 @@ def _limits(lease: Lease | None, activity: Activity | None, phase: SlicePhase) -
     }
 
 
-def _end(state: KernelSliceState) -> dict[str, Any]:
-    end = state.proxy.end
-    if end is None or (end.reason is None and state.proxy.phase is not SlicePhase.NONE):
+def _end(state: SliceView) -> dict[str, Any]:
+    end = state.end
+    if end is None or (end.reason is None and state.phase is not SlicePhase.NONE):
         return {"end_reason": None, "end_message": ""}
     return {"end_reason": end.reason, "end_message": end.message}
 
 
-def actions(state: KernelSliceState, sizes: list[str]) -> dict[str, Any]:
+def actions(state: SliceView, sizes: list[str]) -> dict[str, Any]:
     """Return what is possible now, and what it costs."""
-    phase, lease = state.proxy.phase, state.lease
+    phase, lease = state.phase, state.lease
     found: dict[str, Any] = {}
     if phase is SlicePhase.HELD and lease is not None and lease.terms.acts_when_idle:
         # By the minute, so that pages are not told of each second.
-        found["keep"] = {"at_most": int(state.proxy.idle.keep_at_most // 60) * 60}
+        found["keep"] = {"at_most": int(state.idle.keep_at_most // 60) * 60}
     # Where there is no kernel any more, the size is that of the next.
     if sizes and (state.resizes_live or phase is SlicePhase.NONE):
         found["resize"] = {"sizes": sizes, "keeps_variables": True}

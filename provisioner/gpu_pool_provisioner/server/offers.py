@@ -18,14 +18,16 @@ from gpu_pool_client import (
     Holder,
     Outlook,
     OverQuota,
+    Pool,
     PoolStatus,
     PoolUnreachable,
     SliceRequest,
+    parse_request,
 )
 from gpu_pool_client._background import in_background
 from gpu_pool_client._free import cut, free_now
-from gpu_pool_provisioner.kernel_slice import KernelSlice, shared_pool
 from gpu_pool_provisioner.kernelspecs import config_of
+from gpu_pool_provisioner.pools import shared_pool
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.server.model import expected_wait
 
@@ -125,10 +127,7 @@ class Offers:
 
     def sizes(self, provisioner: GPUPoolProvisioner) -> list[str]:
         """Return the sizes that a kernel may change to, by what was known last; learn them if need be."""
-        kernel_slice = provisioner.kernel_slice
-        if kernel_slice is None:
-            return []
-        key = kernel_slice.url, provisioner.course_name
+        key = provisioner.url, provisioner.course_name
         asked_at, known = self._sizes.get(key, (-_SIZES_FRESH, list[str]()))
         if self._looking_up is None and time.monotonic() > asked_at + _SIZES_FRESH:
             self._looking_up = asyncio.create_task(self._learn_sizes(key, provisioner.holder()))
@@ -154,13 +153,10 @@ def offered_by(provisioner: GPUPoolProvisioner) -> OfferedKernel | None:
     """Return what starting such a kernel would ask for; None for no slice. Raises ``BadRequest``."""
     if not provisioner.slice:
         return None
-    wanted = provisioner.new_slice()
-    return OfferedKernel(wanted.url, wanted.request, provisioner.holder())
+    return OfferedKernel(provisioner.url, parse_request(provisioner.slice), provisioner.holder())
 
 
-async def check_other_size(
-    kernel_slice: KernelSlice, request: SliceRequest, holder: Holder
-) -> Outlook | None:
+async def check_other_size(pool: Pool, request: SliceRequest, holder: Holder) -> Outlook | None:
     """Raise why a kernel could never have another size, before somebody restarts it for that.
 
     Return what a new request would meet. What the kernel has now is in its own way; so nothing is said of
@@ -168,7 +164,7 @@ async def check_other_size(
     perhaps the slice.
     """
     try:
-        found: Outlook | None = await in_background(_within(kernel_slice.pool.forecast(request, holder)))
+        found: Outlook | None = await in_background(_within(pool.forecast(request, holder)))
     except OverQuota:
         return None
     return found

@@ -6,12 +6,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool_client import GpuPoolError, LeaseGone, LeaseState, Pool
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.kernel_slice import KernelSlice, shared_pool
+from gpu_pool_provisioner.driver import SessionDriver
+from gpu_pool_provisioner.pools import shared_pool
+from gpu_pool_provisioner.session import events
 
 #: Seconds between two looks at the pool, and in which it answers.
 _LOOK_EVERY: Final = 5.0
@@ -41,8 +44,8 @@ class PoolWatch:
         self._url = url
         self._memory_every = memory_every
         self.state = PoolState()
-        #: The slices of kernels that are watched, by kernel id. Replaced as a whole.
-        self.slices: Mapping[str, KernelSlice] = {}
+        #: The sessions of kernels that are watched, by kernel id. Replaced as a whole.
+        self.drivers: Mapping[str, SessionDriver] = {}
         #: Memory in use by kernel id: Unix seconds and MiB, oldest first.
         self.samples: dict[str, deque[tuple[float, int]]] = {}
         self._measured_at = 0.0
@@ -50,18 +53,19 @@ class PoolWatch:
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
-            slices = dict(self.slices)
-            await self._look(slices)
-            await asyncio.sleep(min(_LOOK_EVERY, self._memory_every) + _EACH * len(slices))
+            await self.look()
+            await asyncio.sleep(min(_LOOK_EVERY, self._memory_every) + _EACH * len(self.drivers))
 
-    async def _look(self, slices: Mapping[str, KernelSlice]) -> None:
+    async def look(self) -> None:
+        """Look once at the pool, and at the memory of the kernels where that is due."""
+        drivers = dict(self.drivers)
         try:
             pool = shared_pool(self._url)
-            found = await asyncio.wait_for(self._compare(pool, slices.values()), _ANSWERS_WITHIN)
+            found = await asyncio.wait_for(self._compare(pool, drivers.values()), _ANSWERS_WITHIN)
             due = time.monotonic() >= self._measured_at + self._memory_every
-            if due or any(_is_unmeasured(each) for each in slices.values()):
+            if due or any(_is_unmeasured(each) for each in drivers.values()):
                 self._measured_at = time.monotonic()
-                await asyncio.wait_for(self._measure(pool, slices), _ANSWERS_WITHIN)
+                await asyncio.wait_for(self._measure(pool, drivers), _ANSWERS_WITHIN)
             self.state = found
         except GpuPoolError as error:
             self.state = PoolState(False, self.state.simulated, str(error))
@@ -71,42 +75,36 @@ class PoolWatch:
             get_logger().error("Looking at the GPU pool failed.", exc_info=error)
             self.state = PoolState(False, self.state.simulated, _SILENT)
 
-    async def _compare(self, pool: Pool, slices: Iterable[KernelSlice]) -> PoolState:
+    async def _compare(self, pool: Pool, drivers: Iterable[SessionDriver]) -> PoolState:
         """Take note of leases as the pool has them, unless somebody has seen them since; return how it is."""
         asked_at = time.monotonic()
         status = await pool.status()
         found = {lease.id: lease for lease in (*status.leases, *status.queue)}
-        for each in slices:
-            if each.lease_id is None or each.seen_at > asked_at or each.lease is None:
+        for driver in drivers:
+            known = driver.session
+            if known.lease_id is None or known.seen_at > asked_at or known.lease is None:
                 continue
-            lease = found.get(each.lease_id)
+            lease = found.get(known.lease_id)
+            if lease is None and known.lease.state is not LeaseState.ENDED:
+                with suppress(LeaseGone):  # whoever has it learns of that in a moment
+                    lease = await pool.get_lease(known.lease_id)
             if lease is not None:
-                each.see(lease)
-            elif each.lease.state is not LeaseState.ENDED:
-                await self._look_for(pool, each, each.lease_id)
+                driver.post(events.LeaseSeen(lease))
         return PoolState(True, status.simulated, status.note)
 
-    async def _look_for(self, pool: Pool, kernel_slice: KernelSlice, lease_id: str) -> None:
-        try:
-            lease = await pool.get_lease(lease_id)
-        except LeaseGone:
-            return  # whoever has it learns of that in a moment
-        if kernel_slice.lease_id == lease_id:
-            kernel_slice.see(lease)
-
-    async def _measure(self, pool: Pool, slices: Mapping[str, KernelSlice]) -> None:
-        for kernel_id, each in slices.items():
-            lease_id, lease = each.lease_id, each.lease
-            if lease_id is None or lease is None or lease.state is not LeaseState.HELD:
+    async def _measure(self, pool: Pool, drivers: Mapping[str, SessionDriver]) -> None:
+        for kernel_id, driver in drivers.items():
+            lease = driver.session.lease
+            if lease is None or lease.state is not LeaseState.HELD:
                 continue
             try:
-                activity = await pool.activity(lease_id)
+                activity = await pool.activity(lease.id)
             except LeaseGone:
                 continue
-            each.activity = activity
+            driver.post(events.LeaseSeen(activity=activity))
             if activity.memory_mib is not None:
                 self._keep(kernel_id, activity.memory_mib)
-        for kernel_id in self.samples.keys() - slices.keys():
+        for kernel_id in self.samples.keys() - drivers.keys():
             del self.samples[kernel_id]
 
     def _keep(self, kernel_id: str, mib: int) -> None:
@@ -117,7 +115,6 @@ class PoolWatch:
             samples.popleft()
 
 
-def _is_unmeasured(kernel_slice: KernelSlice) -> bool:
+def _is_unmeasured(driver: SessionDriver) -> bool:
     """Whether nobody has looked yet at what a kernel does with its slice, so at what giving back costs."""
-    lease = kernel_slice.lease
-    return kernel_slice.activity is None and lease is not None and lease.state is LeaseState.HELD
+    return driver.session.activity is None and driver.session.is_held

@@ -8,22 +8,22 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 
 from gpu_pool_client import SliceRequest, parse_request
-from gpu_pool_client._background import background_loop
-from gpu_pool_provisioner.kernel_slice import kernel_name, name_on_size
+from gpu_pool_client._background import background_loop, in_background
+from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.server import model
 from gpu_pool_provisioner.server.bodies import KeepBody, SizeBody
 from gpu_pool_provisioner.server.offers import Offers, check_other_size
 from gpu_pool_provisioner.server.pool_watch import PoolWatch
 from gpu_pool_provisioner.server.settings import GPUPoolServer
-from gpu_pool_provisioner.slice_control import SliceControl
+from gpu_pool_provisioner.session.events import SizeChange
+from gpu_pool_provisioner.settings import kernel_name, name_on_size
 
 #: Seconds between two looks at this server's kernels while a page listens: a page is told no more often.
 _TICK: Final = 0.25
@@ -137,12 +137,13 @@ class Slices:
         await self._read_sessions(kernels)
         slices, by_pool = [], dict[str, dict[str, GPUPoolProvisioner]]()
         for kernel_id, provisioner in kernels.items():
-            control = provisioner.slice_control
-            if control is None:
+            driver = provisioner.driver
+            if driver is None:
                 continue
-            control.somebody_looks()
-            state = control.state
-            by_pool.setdefault(state.url, {})[kernel_id] = provisioner
+            if not driver.session.is_looked_at:
+                background_loop().call_soon_threadsafe(driver.somebody_looks)
+            state = driver.state
+            by_pool.setdefault(provisioner.url, {})[kernel_id] = provisioner
             name = self._name(kernel_id, provisioner, model.size_of(state))
             slices.append(model.slice_of(name, state, self.offers.sizes(provisioner), self._clock))
         self._watch_pools(by_pool)
@@ -190,8 +191,8 @@ class Slices:
                 watch = PoolWatch(url, self._settings.memory_every)
                 running = asyncio.run_coroutine_threadsafe(watch.run(), background_loop())
                 self._pools[url] = watch, running
-            slices = {name: each.kernel_slice for name, each in provisioners.items()}
-            self._pools[url][0].slices = {name: each for name, each in slices.items() if each is not None}
+            drivers = {name: each.driver for name, each in provisioners.items()}
+            self._pools[url][0].drivers = {name: each for name, each in drivers.items() if each is not None}
 
     def _pool(self, url: str) -> dict[str, Any]:
         state = self._pools[url][0].state
@@ -199,50 +200,54 @@ class Slices:
 
     # -- Doing -------------------------------------------------------------
 
-    def control(self, kernel_id: str) -> SliceControl:
-        """Return what may be done about a kernel's slice. Raises ``NoSuchKernelError``."""
+    def driver(self, kernel_id: str) -> SessionDriver:
+        """Return the session of a kernel with a slice. Raises ``NoSuchKernelError``."""
         provisioner = self._kernels().get(kernel_id)
-        control = provisioner.slice_control if provisioner is not None else None
-        if control is None:
+        driver = provisioner.driver if provisioner is not None else None
+        if driver is None:
             raise NoSuchKernelError(kernel_id)
-        return control
+        return driver
 
     async def keep(self, kernel_id: str, body: KeepBody) -> dict[str, Any]:
         """Count a kernel as in use. Raises ``NoSuchKernelError`` and ``NotAllowed``, as all of these."""
-        return {"message": await self.control(kernel_id).keep(body.seconds)}
+        return {"message": await in_background(self.driver(kernel_id).keep(body.seconds))}
 
     async def resume(self, kernel_id: str) -> dict[str, Any]:
         """Take the slice of a parked kernel again."""
-        return {"message": await self.control(kernel_id).resume()}
+        return {"message": await in_background(self.driver(kernel_id).resume())}
 
     async def leave_queue(self, kernel_id: str) -> dict[str, Any]:
         """Let a kernel's user give up the wait."""
-        return {"message": await self.control(kernel_id).leave_queue()}
+        return {"message": await in_background(self.driver(kernel_id).leave_queue())}
 
     async def give_back(self, kernel_id: str) -> dict[str, Any]:
         """Let a kernel's slice go as soon as it is idle."""
-        return {"message": await self.control(kernel_id).give_back()}
+        return {"message": await in_background(self.driver(kernel_id).give_back())}
 
     async def resize(self, kernel_id: str, body: SizeBody) -> dict[str, Any]:
         """Change a kernel's size. Also raises what the pool refuses it with."""
-        control = self.control(kernel_id)
+        driver = self.driver(kernel_id)
         if not body.at_restart:
-            return asdict(await control.resize(body.size))
-        provisioner = self._kernels()[kernel_id]
-        assert provisioner.kernel_slice is not None
-        wanted = parse_request(body.size)
-        outlook = await check_other_size(provisioner.kernel_slice, wanted, provisioner.holder())
-        return asdict(await control.resize_at_restart(wanted, outlook))
+            return _told(await in_background(driver.resize(body.size)))
+        wanted, provisioner = parse_request(body.size), self._kernels()[kernel_id]
+        outlook = await check_other_size(driver.pool_work.pool, wanted, provisioner.holder())
+        return _told(await in_background(driver.resize_at_restart(wanted, outlook)))
 
     def memory(self, kernel_id: str) -> dict[str, Any]:
         """Return a kernel's memory over the last minutes, and go on watching."""
-        state = self.control(kernel_id).state
+        driver = self.driver(kernel_id)
+        lease = driver.session.lease
         self._needed_until = time.monotonic() + _LINGER
         self._watch()
-        watch = self._pools.get(state.url)
+        watch = self._pools.get(driver.pool_work.url)
         samples = watch[0].samples.get(kernel_id, ()) if watch is not None else ()
-        granted = sum(part.memory_mib for part in state.lease.slices) if state.lease is not None else 0
+        granted = sum(part.memory_mib for part in lease.slices) if lease is not None else 0
         return {"samples": [list(each) for each in tuple(samples)], "granted_mib": granted}
+
+
+def _told(change: SizeChange) -> dict[str, Any]:
+    """Return what came of asking for another size, as JSON has it."""
+    return {"granted": change.granted, "at_restart": change.at_restart, "message": change.message}
 
 
 class WallClock:

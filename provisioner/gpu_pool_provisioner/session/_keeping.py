@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpu_pool_client import Activity, PoolUnreachable
+from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import _life as life
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
@@ -39,11 +41,11 @@ def looked(session: Session, event: on.Looked, now: float) -> Outcome:
         return ending, (*tells, *effects)
     if found.act in (ExpiryAction.PARK, ExpiryAction.END):
         parking = idle.Parking(found, given_back=idling.gives_back)
-        return replace(after, state=State.PARKING, parking=parking), (*tells, do.HoldBack(), do.CheckIdle())
+        return replace(after, state=State.PARKING, parking=parking), (*tells, do.HoldWork(), do.CheckIdle())
     return after, tells
 
 
-def not_looked(session: Session, event: on.NotLooked, now: float) -> Outcome:
+def not_looked(session: Session, event: on.PoolAway, now: float) -> Outcome:
     return replace(session, idling=idle.not_looked(_idling(session), now)), ()
 
 
@@ -53,7 +55,7 @@ def keep(session: Session, event: on.KeepRequested, now: float) -> Outcome:
 
 
 def give_back(session: Session, event: on.GiveBackRequested, now: float) -> Outcome:
-    idling, answer = idle.given_back(_idling(session), event.activity, now)
+    idling, answer = idle.given_back(_idling(session), session.activity or Activity(), now)
     return _as_asked(session, idling), (do.Reply(answer),)
 
 
@@ -63,12 +65,13 @@ def _as_asked(session: Session, idling: idle.Idling) -> Session:
 
 
 def resize(session: Session, event: on.ResizeRequested, now: float) -> Outcome:
-    return replace(session, state=State.RESIZING), (do.HoldBack(), do.Resize())
+    return replace(session, state=State.RESIZING), (do.HoldWork(), do.ResizeKernel(event.request))
 
 
 def resized(session: Session, event: on.Resized, now: float) -> Outcome:
     idling = replace(_idling(session), look_at=now if _is_looked_at(_idling(session)) else None)
-    return _with_slice(session, idling), (do.Relay(),)
+    told = replace(session, changes=session.changes + 1, change=event.change)
+    return _with_slice(told, idling), (do.PassOn(),)
 
 
 def _is_looked_at(idling: idle.Idling) -> bool:
@@ -88,21 +91,28 @@ def found_idle(session: Session, event: on.FoundIdle, now: float) -> Outcome:
 def found_at_work(session: Session, event: on.FoundAtWork, now: float) -> Outcome:
     parking = _parking(session)
     if not parking.ends:
-        return not_parked(session, on.NotParked(is_refused=False, is_unanswered=False), now)
+        return _stays(session, now)
     if event.is_silent and not parking.is_wanted:
         return life.terms_over(session, on.TermsOver(parking.step), now)
-    return _with_slice(session, idle.found_at_work(_idling(session), now)), (do.Relay(),)
+    return _with_slice(session, idle.found_at_work(_idling(session), now)), (do.PassOn(),)
 
 
 def not_parked(session: Session, event: on.NotParked, now: float) -> Outcome:
+    return _stays(session, now, is_refused=True)
+
+
+def away_while_parking(session: Session, event: on.PoolAway, now: float) -> Outcome:
+    """Keep the slice; but where there was no answer it may have gone, or go later."""
+    return _stays(session, now, is_unanswered=isinstance(event.error, PoolUnreachable))
+
+
+def _stays(session: Session, now: float, *, is_refused: bool = False, is_unanswered: bool = False) -> Outcome:
     parking = _parking(session)
     if parking.step.is_parked:
         # The slice has gone all the same, and the kernel may have begun to work since then: it asks again.
         return _resuming(session, replace(parking, is_moved=True))
-    idling = idle.not_parked(
-        _idling(session), now, is_refused=event.is_refused, is_unanswered=event.is_unanswered
-    )
-    return _with_slice(session, idling), (do.Relay(),)
+    idling = idle.not_parked(_idling(session), now, is_refused=is_refused, is_unanswered=is_unanswered)
+    return _with_slice(session, idling), (do.PassOn(),)
 
 
 def parked(session: Session, event: on.Parked, now: float) -> Outcome:
@@ -115,7 +125,23 @@ def parked(session: Session, event: on.Parked, now: float) -> Outcome:
 
 def _resuming(session: Session, parking: idle.Parking) -> Outcome:
     wanted = replace(parking, is_wanted=False)
-    return replace(session, state=State.RESUMING, parking=wanted), (do.Resume(),)
+    resuming = replace(asking.without_work(session), state=State.RESUMING, parking=wanted, has_waited=True)
+    return replace(resuming, is_looked_at=True), (do.Resume(),)
+
+
+def queued_to_resume(session: Session, event: on.Queued, now: float) -> Outcome:
+    """Wait in the queue for the slice of a parked kernel."""
+    queued, effects = asking.queued(session, event, now)
+    return replace(queued, state=State.RESUMING), effects
+
+
+def granted_to_resume(session: Session, event: on.Granted, now: float) -> Outcome:
+    held = asking.seen(asking.without_work(session), event.lease, now)
+    return held, (do.Resume(event.lease),)
+
+
+def away_while_parked(session: Session, event: on.PoolAway, now: float) -> Outcome:
+    return asking.away_in_queue(session, event, now)
 
 
 def work_while_parking(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:
@@ -142,7 +168,8 @@ def give_up_resuming(session: Session, event: on.InterruptRequested, now: float)
     """Let what was submitted fail, and leave the slice to others. The kernel stays as it is."""
     parking = replace(_parking(session), leaves_queue=True, is_wanted=False)
     refuse = do.Refuse(texts.gave_up(session.size))
-    return replace(session, state=State.PARKED, parking=parking), (refuse, do.Show(""), do.ParkAgain())
+    parked = replace(asking.without_work(session), state=State.PARKED, parking=parking)
+    return parked, (refuse, do.Show(""), do.ParkAgain())
 
 
 def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome:
@@ -153,5 +180,5 @@ def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome
 def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
     taken = _parking(session).taken
     tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken) if text]
-    running = _with_slice(session, idle.begun(event.lease.terms, now))
-    return running, (do.ShowDevices(event.lease), *tells, do.Relay())
+    running = _with_slice(asking.without_work(session), idle.begun(event.lease.terms, now))
+    return running, (do.ShowDevices(event.lease), *tells, do.PassOn())

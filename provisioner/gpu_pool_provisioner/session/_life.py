@@ -1,19 +1,20 @@
-"""What events do to a session, from a kernel's start to its end."""
+"""What events do to a session, from a kernel's start to its end; how it asks is in ``_asking``."""
 # ruff: noqa: ARG001 - what acts has one signature
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gpu_pool_client import EndReason, Lease, LeaseState
+from gpu_pool_client import EndReason
+from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session import texts
-from gpu_pool_provisioner.session.session import LOOKED_AT, MARGIN, Outcome, Session, State
-from gpu_pool_provisioner.slice_state import SliceEnd
+from gpu_pool_provisioner.session.session import LOOKED_AT, MARGIN, Outcome, Session, SliceEnd, State
 
 #: Seconds in which the end of a kernel's process is noticed.
 _NOTICED_WITHIN: Final = 1.0
@@ -24,82 +25,47 @@ def nothing(session: Session, event: on.Event, now: float) -> Outcome:
 
 
 def start(session: Session, event: on.StartRequested, now: float) -> Outcome:
-    """Begin to answer for the kernel."""
-    # Whoever read a lease may have done so before the previous kernel, in its last moment, parked it.
-    asked, effects = _with_lease(_begun(session, event), None if session.is_begun else event.lease)
-    return asked, (do.Answer(), *effects)
-
-
-def start_again(session: Session, event: on.StartRequested, now: float) -> Outcome:
-    return start(session, replace(event, lease=None), now)
-
-
-def _begun(session: Session, event: on.StartRequested) -> Session:
-    return replace(
-        session,
-        is_begun=True,
-        is_granted=False,
-        is_launched=False,
-        has_run=False,
-        is_stopped=False,
-        error=None,
-        untold="",  # whoever restarts it knows that it has ended
-        gives_up_at=event.gives_up_at,
-        closes_at=None,
-        restarted_within=0.0,
-    )
+    """Ask for the kernel's slice, or look at the one of before."""
+    return asking.asks(asking.begun(session, event), now)
 
 
 def start_meanwhile(session: Session, event: on.StartRequested, now: float) -> Outcome:
     """Go on with what is under way."""
-    return _begun(session, event), (do.Answer(),)
+    begun = replace(asking.begun(session, event), is_granted=session.is_granted)
+    return begun, ()
 
 
 def start_after_the_end(session: Session, event: on.StartRequested, now: float) -> Outcome:
     """Start it once the previous kernel has ended, which is about to be noticed."""
-    ending = replace(_bare(_begun(session, event)), state=State.ENDING, then=State.ASKING, ends_as=None)
+    begun = asking.begun(session, event)
+    ending = replace(_bare(begun), state=State.ENDING, then=State.ASKING, ends_as=None)
     return ending, (do.HoldSilently(), do.EndKernel(_NOTICED_WITHIN))
 
 
 def start_once_ended(session: Session, event: on.StartRequested, now: float) -> Outcome:
-    return replace(_begun(session, event), then=State.ASKING), ()
+    return replace(asking.begun(session, event), then=State.ASKING), ()
 
 
-def _with_lease(session: Session, lease: Lease | None) -> Outcome:
-    if lease is None or lease.state not in (LeaseState.WAITING, LeaseState.HELD):
-        return replace(session, state=State.ASKING), (do.Ask(),)
-    if lease.state is LeaseState.WAITING:
-        return queued(session, on.Queued(lease), 0.0)
-    return granted(session, on.Granted(lease), 0.0)
+def prepared_meanwhile(session: Session, event: on.LaunchPrepared, now: float) -> Outcome:
+    return replace(session, is_prepared=True, gives_up_at=event.gives_up_at), ()
 
 
-def queued(session: Session, event: on.Queued, now: float) -> Outcome:
-    queued = replace(session, state=State.QUEUED, in_pod=event.lease.terms.in_pod)
-    return queued, (do.AwaitGrant(event.lease),)
+def lease_seen(session: Session, event: on.LeaseSeen, now: float) -> Outcome:
+    if event.lease is not None and event.lease.id == session.lease_id:
+        session = replace(session, lease=event.lease, seen_at=now)
+    return replace(session, activity=event.activity or session.activity), ()
 
 
-def granted(session: Session, event: on.Granted, now: float) -> Outcome:
-    starting = replace(
-        session, state=State.STARTING, in_pod=event.lease.terms.in_pod, is_granted=True, gives_up_at=None
-    )
-    return starting, (do.Launch(event.lease),)
+def size_changed(session: Session, event: on.SizeChanged, now: float) -> Outcome:
+    changed = replace(session, request=event.request, pending=None, pending_until=None)
+    if event.lease is not None and event.lease.id == session.lease_id:
+        changed = replace(changed, lease=event.lease, seen_at=now)
+    return changed, ()
 
 
-def refused(session: Session, event: on.Refused, now: float) -> Outcome:
-    """There is no slice for it: say so, and let the next cell ask again."""
-    end = SliceEnd(getattr(event.error, "reason", None), str(event.error))
-    without = replace(session, state=State.WITHOUT_SLICE, end=end, error=event.error)
-    return without, _cells_fail(texts.not_run(str(event.error)))
-
-
-def give_up(session: Session, event: on.InterruptRequested, now: float) -> Outcome:
-    end = SliceEnd(None, texts.left_queue(session.size))
-    without = replace(session, state=State.WITHOUT_SLICE, end=end)
-    return without, _cells_fail(texts.gave_up(session.size))
-
-
-def _cells_fail(why: str) -> tuple[do.Effect, ...]:
-    return do.Answer(), do.Refuse(why), do.Show(""), do.GiveBack(EndReason.WITHDRAWN)
+def size_pending(session: Session, event: on.SizePending, now: float) -> Outcome:
+    until = None if event.kept_for is None else now + event.kept_for
+    return replace(session, pending=event.request, pending_until=until, notice=event.notice), ()
 
 
 def interrupt_start(session: Session, event: on.InterruptRequested, now: float) -> Outcome:
@@ -116,8 +82,9 @@ def launched(session: Session, event: on.Launched, now: float) -> Outcome:
 
 def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="")
+    running = asking.without_work(running)
     idling = idle.begun(event.lease.terms, now)
-    return replace(running, idling=idling), (do.Relay(session.exit_message),)
+    return replace(running, idling=idling), (do.PassOn(session.exit_message),)
 
 
 def not_ready(session: Session, event: on.NotReady, now: float) -> Outcome:
@@ -174,8 +141,8 @@ def _down(session: Session, now: float) -> Outcome:
 
 
 def _bare(session: Session) -> Session:
-    """Return the session without what is known of its kernel."""
-    return replace(session, idling=None, parking=None)
+    """Return the session without what is known of its kernel, and without what is asked of the pool."""
+    return replace(asking.without_work(session), idling=None, parking=None)
 
 
 def _closes_at(session: Session, now: float) -> float:
@@ -211,40 +178,67 @@ def manager_came(session: Session, event: on.ManagerCame, now: float) -> Outcome
 def gone(session: Session, event: on.Gone, now: float) -> Outcome:
     if session.then is State.ENDED:
         ended = replace(session, state=State.ENDED, closes_at=None)
-        return ended, (do.Drop(), do.Close(), do.GiveBack(EndReason.WITHDRAWN, ask_anew=False))
-    back = (do.GiveBack(session.ends_as),) if session.ends_as is not None else ()
+        # The lease stays known: a start that nobody asked for must not get another.
+        back = do.ReleaseLease(session.lease_id, EndReason.WITHDRAWN) if session.lease_id else None
+        return _settled(ended), (do.Drop(), do.Close(), *((back,) if back else ()))
+    released: Sequence[do.Effect] = ()
+    if session.ends_as is not None:
+        session, released = asking.gives_up(session, session.ends_as)
     if session.then is State.ASKING:
-        asking, effects = _with_lease(session, None)
-        return asking, (do.LetGo(), *back, do.Answer(), *effects)
+        asks, effects = asking.asks(session, now)
+        return asks, (do.LetGo(), *released, *asking.answers(session), *effects)
     without = replace(session, state=State.WITHOUT_SLICE)
-    return without, (do.LetGo(), *back, do.Answer(), do.ReportHeldCode(), do.Show(""))
+    return without, (do.LetGo(), *released, do.Answer(), do.ReportHeldCode(), do.Show(""))
+
+
+def _settled(session: Session) -> Session:
+    """Return the session of which nothing is due any more."""
+    return replace(asking.without_work(session), closes_at=None, pending_until=None)
 
 
 def work_without_slice(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:
     if session.untold:
         return replace(session, untold=""), (do.Refuse(session.untold),)
-    return _with_lease(replace(session, error=None), None)
+    return asking.asks(replace(session, error=None, within=None, is_looked_at=True), now)
 
 
 def time_passed(session: Session, event: on.TimePassed, now: float) -> Outcome:
-    if session.closes_at is not None and now >= session.closes_at:
+    """Do the first thing that is due. What else is due comes next."""
+    if _is_due(session.closes_at, now):
         # Nobody launches the kernel again, or manages it.
         ending = replace(_bare(session), state=State.ENDING, then=State.ENDED, closes_at=None)
         return ending, (do.HoldSilently(), do.KillKernel(), do.EndKernel(at_most=MARGIN))
-    if session.state is State.QUEUED and session.gives_up_at is not None and now >= session.gives_up_at:
-        return replace(session, gives_up_at=None), (do.AskLastTime(),)
+    if _is_due(session.pending_until, now):
+        return _unreserve(session)
+    if session.state is State.QUEUED and _is_due(session.gives_up_at, now):
+        return asking.ask_last_time(session)
+    if session.retry is not None and now >= session.retry.at:
+        return replace(session, retry=None), (session.retry.work,)
+    if _is_due(session.tells_at, now):
+        return asking.tell_away(session, now)
     idling = session.idling
-    if session.state in LOOKED_AT and idling is not None and now >= (idling.look_at or math.inf):
+    if session.state in LOOKED_AT and idling is not None and _is_due(idling.look_at, now):
         return replace(session, idling=replace(idling, look_at=None)), (do.Look(),)
-    return session, ()
+    return asking.explains(session, now)
+
+
+def _is_due(at: float | None, now: float) -> bool:
+    return at is not None and now >= at
+
+
+def _unreserve(session: Session) -> Outcome:
+    """Give up what was kept for a restart that has not come."""
+    given = replace(session, pending=None, pending_until=None)
+    lease_id = session.lease_id
+    return given, () if lease_id is None else (do.Unreserve(lease_id, session.request),)
 
 
 def close(session: Session, event: on.CloseRequested, now: float) -> Outcome:
-    return replace(_bare(session), state=State.ENDED, closes_at=None), (do.Drop(), do.Close())
+    return replace(_settled(_bare(session)), state=State.ENDED), (do.Drop(), do.Close())
 
 
 def failed(session: Session, event: on.Failed, now: float) -> Outcome:
     """Let no mistake of ours leave cells waiting for ever."""
-    down, effects = _down(session, now)
+    down, effects = _down(replace(session, error=RuntimeError(f"{event.error!r}")), now)
     text = f"The kernel proxy failed: {event.error!r}."
     return down, (do.Refuse(texts.not_run(text)), do.KillKernel(), *effects)

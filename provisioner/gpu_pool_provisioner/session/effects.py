@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_pool_client import EndReason, Lease
+from gpu_pool_client import EndReason, Lease, SliceRequest
 from gpu_pool_provisioner.session.texts import NOT_GRANTED
 
 
@@ -15,7 +15,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Work(Effect):
-    """Something that takes time. It is given up when the session's state changes; its result is an event."""
+    """Something that takes time. It is given up when the session's state changes; its result is an event.
+
+    Where the pool cannot do it now, that is ``PoolAway``.
+    """
 
 
 # -- Towards the frontends ----------------------------------------------------
@@ -37,7 +40,7 @@ class HoldUnanswered(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Relay(Effect):
+class PassOn(Effect):
     """Pass everything on to the kernel, first of all what was held."""
 
     #: What is printed below the first cell.
@@ -65,7 +68,7 @@ class Drop(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class HoldBack(Effect):
+class HoldWork(Effect):
     """Hold what would make the kernel work, and pass on the rest."""
 
 
@@ -117,12 +120,20 @@ class LetGo(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack(Effect):
+class ReleaseLease(Effect):
     """Give the slice back, or leave the queue."""
 
+    lease_id: str
     reason: EndReason
-    #: Whether another may be asked for later: not by a restart that nobody asked for.
-    ask_anew: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unreserve(Effect):
+    """Let others have what was kept for a restart that has not come."""
+
+    lease_id: str
+    #: What the kernel has.
+    request: SliceRequest
 
 
 # -- The end ------------------------------------------------------------------
@@ -138,23 +149,55 @@ class Close(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Ask(Work):
-    """Ask the pool for the slice. Comes to ``Queued``, ``Granted`` or ``Refused``."""
+    """Ask for the slice, or look at the lease of before. Comes to ``Queued``, ``Granted`` or ``Refused``."""
+
+    request: SliceRequest
+    #: Which of the session's requests it is.
+    number: int
+    #: The lease that it has already.
+    lease_id: str | None = None
+    #: In how many seconds it must be held; None where it may wait in the queue.
+    within: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FollowQueue(Work):
+    """See where in the queue the lease is. Comes to ``Positioned`` each time, and then ``LeftQueue``."""
+
+    lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitGrant(Work):
-    """Wait in the queue. Comes to ``Granted`` or ``Refused``."""
+    """Wait until a lease that has left the queue is held. Comes to ``Granted`` or ``Refused``."""
 
-    lease: Lease
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explain(Work):
+    """Ask why the lease waits. Comes to ``Explained``."""
+
+    lease_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskLastTime(Work):
     """Take the slice if it is free now. Comes to ``Granted``, or to ``Refused`` with why it is not."""
 
+    lease_id: str
+
 
 @dataclass(frozen=True, slots=True)
-class Launch(Work):
+class ResizeQueued(Work):
+    """Change the size of what is waited for. Comes to ``Resized``."""
+
+    lease_id: str
+    request: SliceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class StartKernel(Work):
     """Launch the kernel. Comes to ``Launched`` and then ``Ready``, ``NotReady`` or ``NotStarted``."""
 
     lease: Lease
@@ -162,7 +205,7 @@ class Launch(Work):
 
 @dataclass(frozen=True, slots=True)
 class Look(Work):
-    """Look at the lease and at the kernel. Comes to ``Looked``, ``NotLooked`` or ``TermsOver``."""
+    """Look at the lease and at the kernel. Comes to ``Looked``, ``PoolAway`` or ``TermsOver``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +215,7 @@ class CheckIdle(Work):
 
 @dataclass(frozen=True, slots=True)
 class Park(Work):
-    """Lend the slice to others. Comes to ``Parked``, ``NotParked`` or ``TermsOver``."""
+    """Lend the slice to others. Comes to ``Parked``, ``NotParked``, ``PoolAway`` or ``TermsOver``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +225,17 @@ class ParkAgain(Work):
 
 @dataclass(frozen=True, slots=True)
 class Resume(Work):
-    """Ask for the slice again, and wait for it. Comes to ``Resumed`` or ``TermsOver``."""
+    """Ask for the slice again. Comes to ``Queued``, ``Resumed`` or ``TermsOver``."""
+
+    #: The lease, where it is held again already.
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Resize(Work):
+class ResizeKernel(Work):
     """Change the size if the kernel is idle. Comes to ``Resized``."""
+
+    request: SliceRequest
 
 
 @dataclass(frozen=True, slots=True)

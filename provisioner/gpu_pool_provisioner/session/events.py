@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_pool_client import Activity, GpuPoolError, Lease
+from gpu_pool_client import Activity, GpuPoolError, Lease, Outlook, OverQuota, PoolUnreachable, SliceRequest
+from gpu_pool_provisioner.session.effects import Work
 from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
 
 
@@ -18,10 +19,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class StartRequested(Event):
-    """The kernel is to be started, or started again."""
+    """The kernel is to be started, or started again: its slice is asked for."""
 
-    #: Its lease, where it is known; without one it is asked for.
-    lease: Lease | None
+    #: In how many seconds it must be held; None where it may wait in the queue.
+    within: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPrepared(Event):
+    """It is said how the kernel is launched, once its slice is held; until then it is answered for."""
+
     #: When the start gives up the queue; None for never.
     gives_up_at: float | None = None
 
@@ -89,6 +96,65 @@ class Refused(Event):
     error: GpuPoolError
 
 
+@dataclass(frozen=True, slots=True)
+class PoolAway(Event):
+    """The pool could not do what it was asked for: it does not answer, or was asked too much."""
+
+    error: PoolUnreachable | OverQuota
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Positioned(Event):
+    """The lease is seen in the queue, or it is not known where it is."""
+
+    position: int | None
+    error: GpuPoolError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftQueue(Event):
+    """The lease is no longer in the queue: it is held, or gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained(Event):
+    """The pool has said why the lease waits, or could not."""
+
+    outlook: Outlook | None = None
+    #: What its user may do about it, in a sentence or not at all.
+    hint: str = ""
+    error: GpuPoolError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSeen(Event):
+    """Somebody has seen the lease, or what the kernel's process does with its devices."""
+
+    lease: Lease | None = None
+    activity: Activity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChanged(Event):
+    """The kernel has another size, or asks for it next."""
+
+    request: SliceRequest
+    #: The lease, where it has one.
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SizePending(Event):
+    """The size is to change at the next restart, or is not any more."""
+
+    request: SliceRequest | None
+    #: Seconds for which it is kept for that; None where others may have it meanwhile.
+    kept_for: float | None = None
+    #: Why it came to nothing.
+    notice: str = ""
+
+
 # -- The kernel ---------------------------------------------------------------
 
 
@@ -153,11 +219,6 @@ class Looked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class NotLooked(Event):
-    """The pool did not answer."""
-
-
-@dataclass(frozen=True, slots=True)
 class FoundIdle(Event):
     """The kernel has done all that it was given."""
 
@@ -181,12 +242,7 @@ class Parked(Event):
 
 @dataclass(frozen=True, slots=True)
 class NotParked(Event):
-    """The pool has not parked it."""
-
-    #: Whether it said that it never will.
-    is_refused: bool
-    #: Whether it did not answer, so that the slice may have gone, or go later.
-    is_unanswered: bool
+    """The pool has said that it never parks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +261,31 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SizeChange:
+    """What came of asking for another size."""
+
+    granted: bool
+    #: Whether it changes when the kernel is restarted.
+    at_restart: bool
+    #: What its user reads.
+    message: str
+    #: Why there is none, where whoever has asked is to hear that as an error.
+    error: GpuPoolError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Resized(Event):
     """Its size has changed, or not."""
 
+    change: SizeChange
+
 
 # -- Frontends, the clock, and mistakes of ours -------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SomebodyLooked(Event):
+    """Somebody wants to know why the kernel waits, also before a cell does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +304,6 @@ class KeepRequested(Event):
 class GiveBackRequested(Event):
     """Its user lets the slice go as soon as the kernel is idle."""
 
-    #: What the kernel does with its device, by which its user was told what that costs.
-    activity: Activity
-
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequested(Event):
@@ -239,7 +312,9 @@ class ResumeRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResizeRequested(Event):
-    """The running kernel is to have another size."""
+    """The kernel is to have another size, at once."""
+
+    request: SliceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.session import expiry_policy, texts
 from gpu_pool_provisioner.session.events import Looked
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
-from gpu_pool_provisioner.slice_state import IdleState
 
 #: Seconds until the next look at a kernel whose slice is gone while it works.
 _SOON: Final = 0.5
@@ -54,6 +53,24 @@ class Idling:
     def is_asked_back(self) -> bool:
         """Whether the slice is to go as soon as the kernel is idle."""
         return self.asked_back or self.gives_back
+
+
+@dataclass(frozen=True, slots=True)
+class IdleState:
+    """What idleness will come to, for who looks at it. None for never."""
+
+    #: Since when nothing was submitted; None while the kernel works.
+    idle_since: float | None = None
+    #: Until when its user has said that it is in use.
+    kept_until: float | None = None
+    #: When its slice goes back if nothing happens.
+    gives_back_at: float | None = None
+    #: Whether the kernel is ended then, and not parked.
+    ends: bool = False
+    #: Whether its user, here, asked for the slice to go back as soon as the kernel is idle.
+    gives_back_when_idle: bool = False
+    #: For how many seconds, from now on, its user may say that it is in use.
+    keep_at_most: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

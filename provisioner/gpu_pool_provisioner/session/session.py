@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool_client import EndReason
+from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Outlook, SliceRequest
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import idling as idle
-from gpu_pool_provisioner.slice_state import SliceEnd
+from gpu_pool_provisioner.session.events import SizeChange
 
 
 class State(enum.Enum):
@@ -22,6 +23,10 @@ class State(enum.Enum):
     """The pool was asked for the slice, and has not answered."""
     QUEUED = "queued"
     """Its lease is in the queue."""
+    QUEUED_RESIZING = "queued_resizing"
+    """As queued, and its lease gets another size."""
+    HELD = "held"
+    """The slice is held, and whoever starts the kernel prepares its launch."""
     STARTING = "starting"
     """The slice is held; the kernel is launched, and has not answered."""
     RUNNING = "running"
@@ -48,7 +53,7 @@ class State(enum.Enum):
     @property
     def is_before_kernel(self) -> bool:
         """Whether the kernel is still to come, and has not answered."""
-        return self in (State.ASKING, State.QUEUED, State.STARTING, State.WITHOUT_SLICE)
+        return self in _BEFORE_KERNEL
 
     @property
     def has_kernel(self) -> bool:
@@ -56,6 +61,12 @@ class State(enum.Enum):
         return self in _WITH_KERNEL
 
 
+_BEFORE_KERNEL: Final = frozenset(
+    (
+        *(State.ASKING, State.QUEUED, State.QUEUED_RESIZING, State.HELD),
+        *(State.STARTING, State.WITHOUT_SLICE),
+    )
+)
 _WITH_KERNEL: Final = frozenset(
     (State.RUNNING, State.ASKED_BACK, State.RESIZING, State.PARKING, State.PARKED, State.RESUMING)
 )
@@ -64,6 +75,11 @@ _WITH_KERNEL: Final = frozenset(
 #: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;
 #: also what a relaunch may take.
 MARGIN: Final = 5.0
+#: Seconds between two explanations of a wait, which cost a few milliseconds each: for the first in the queue,
+#: for those further back (their position over two), and for those whose position has not changed.
+SOON: Final = 3.0
+_SELDOM: Final = 60.0
+_FEW: Final = 3
 
 
 class ImpossibleEventError(Exception):
@@ -71,16 +87,87 @@ class ImpossibleEventError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class SliceEnd:
+    """Why a kernel has no slice any more, or was given none."""
+
+    #: The value of an ``EndReason``; None where its user gave up, or the pool refused.
+    reason: str | None
+    #: In sentences.
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How a lease waits in the queue."""
+
+    lease_id: str
+    #: Its position when it was last seen, 1 for the next; None before the first look.
+    position: int | None = None
+    #: Why it waits, as the pool said last; None where it has not said, or does not answer.
+    outlook: Outlook | None = None
+    #: The position that was explained last, and when; None where none was, or while that is done.
+    explained: int | None = None
+    explained_at: float = -math.inf
+    is_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What a pool could not do, and is asked again."""
+
+    work: do.Work
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """One kernel's life so far. Times are seconds of one clock, any clock."""
 
-    #: The slice that it has, or asks for: ``2%``.
-    size: str
+    #: The slice that it has, or asks for.
+    request: SliceRequest
     #: Seconds for which its death is forgiven, so that it can be launched again on its slice.
     grace: float
+    #: Seconds for which a start waits for a pool that is away.
+    outage_timeout: float = 0.0
     state: State = State.DOWN
-    #: Whether it was ever started.
+
+    # -- The lease
+    #: The lease that it keeps over restarts, also once it has ended: a kernel that has lost its slice must
+    #: not be given another by a restart that nobody asked for.
+    lease_id: str | None = None
+    #: As it was last seen, by whomever, and when.
+    lease: Lease | None = None
+    seen_at: float = 0.0
+    #: What the kernel's process was last seen to do with its devices.
+    activity: Activity | None = None
+    #: How many leases it has asked for: each request has a name, so that it is not made twice.
+    asked: int = 1
+    #: In how many seconds a start must have its slice; None where it waits in the queue.
+    within: float | None = None
+    #: When the pool was asked, by an answer that has not come, and what it said last.
+    asked_at: float = 0.0
+    away: str = ""
+    #: When whoever waits is told next that the pool does not answer.
+    tells_at: float | None = None
+    retry: Retry | None = None
+    wait: Wait | None = None
+    #: Whether the slice that it has, or asks for, was not there at once.
+    has_waited: bool = False
+    #: Whether somebody has looked at it, or run a cell: then it is explained why it waits.
+    is_looked_at: bool = False
+    #: The size to which it changes at its next restart, and until when that is kept for it.
+    pending: SliceRequest | None = None
+    pending_until: float | None = None
+    #: Why the last change of size came to nothing, for whoever uses the kernel that is launched next.
+    notice: str = ""
+    #: How many changes of size have come to an end, and what has come of the last one.
+    changes: int = 0
+    change: SizeChange | None = None
+
+    # -- The kernel
+    #: Whether it was ever started, and whether it is said how the kernel of the last start is launched.
     is_begun: bool = False
+    is_prepared: bool = False
     #: Whether it runs in a pod, as far as its lease is known.
     in_pod: bool = False
     #: Whether, since the last start, the slice was granted, the kernel had a process, and it has answered.
@@ -112,9 +199,21 @@ class Session:
     parking: idle.Parking | None = None
 
     @property
+    def size(self) -> str:
+        """The slice that it has, or asks for: ``2%``."""
+        return self.request.size
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease was held when it was last seen."""
+        return self.lease is not None and self.lease.state is LeaseState.HELD
+
+    @property
     def wakes_at(self) -> float | None:
         """When ``TimePassed`` is due; None for never."""
-        due = [self.closes_at]
+        due = [self.closes_at, self.tells_at, self.pending_until, self.explains_at]
+        if self.retry is not None:
+            due.append(self.retry.at)
         if self.state is State.QUEUED:
             due.append(self.gives_up_at)
         if self.state in LOOKED_AT and self.idling is not None:
@@ -122,9 +221,19 @@ class Session:
         return min((each for each in due if each is not None), default=None)
 
     @property
+    def explains_at(self) -> float | None:
+        """When the pool is asked again why the lease waits; None where nobody looks, or nothing waits."""
+        wait = self.wait
+        if wait is None or wait.is_asked or not self.is_looked_at:
+            return None
+        position = wait.position or 0
+        seldom = position > _FEW and position == wait.explained
+        return wait.explained_at + (_SELDOM if seldom else max(SOON, position / 2))
+
+    @property
     def stands_in(self) -> bool:
         """Whether the proxy is all there is of the kernel: it lives, and has no process."""
-        in_its_place = self.state.is_before_kernel or self.state is State.ENDING
+        in_its_place = (self.is_prepared and self.state.is_before_kernel) or self.state is State.ENDING
         return in_its_place or (self.in_pod and self.state.has_kernel)
 
     @property

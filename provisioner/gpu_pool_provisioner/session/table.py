@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import _keeping as keeping
 from gpu_pool_provisioner.session import _life as life
 from gpu_pool_provisioner.session import effects as do
@@ -59,6 +60,10 @@ def _always(state: State) -> _Column:
         on.CloseRequested: Rule(life.close, (_S.ENDED,)),
         on.Failed: Rule(life.failed, (_S.DOWN, _S.RESTARTING)),
         on.TimePassed: Rule(life.time_passed, (state, _S.ENDING)),
+        on.LeaseSeen: Rule(life.lease_seen, (state,)),
+        on.SizeChanged: Rule(life.size_changed, (state,)),
+        on.SizePending: Rule(life.size_pending, (state,)),
+        on.SomebodyLooked: Rule(asking.somebody_looked, (state,)),
     }
 
 
@@ -82,7 +87,30 @@ def _kernel(state: State) -> _Column:
         on.InterruptRequested: Rule(life.interrupt_kernel, (state,)),
         on.StopRequested: Rule(life.stop_kernel, (state,)),
         on.StartRequested: Rule(life.start_after_the_end, (_S.ENDING,)),
-        **_stays(state, on.WorkSubmitted),
+        **_stays(state, on.WorkSubmitted, on.LaunchPrepared),
+    }
+
+
+def _waiting(state: State) -> _Column:
+    """Return what may happen while the lease is in the queue."""
+    return {
+        on.Granted: Rule(asking.granted, (_S.STARTING, _S.HELD)),
+        on.Refused: Rule(asking.refused, (_S.WITHOUT_SLICE, _S.DOWN)),
+        on.InterruptRequested: Rule(asking.give_up, (_S.WITHOUT_SLICE,)),
+        on.StopRequested: Rule(life.stop_waiting, (_S.DOWN, _S.RESTARTING)),
+        on.StartRequested: Rule(life.start_meanwhile, (state,)),
+        on.LaunchPrepared: Rule(asking.launch_prepared, (state,)),
+        on.WorkSubmitted: Rule(asking.somebody_looked, (state,)),
+    }
+
+
+def _followed(state: State) -> _Column:
+    """Return what is heard of a lease in the queue."""
+    return {
+        on.Positioned: Rule(asking.positioned, (state,)),
+        on.LeftQueue: Rule(asking.left_queue, (state,)),
+        on.Explained: Rule(asking.explained, (state,)),
+        on.PoolAway: Rule(asking.away_in_queue, (state,)),
     }
 
 
@@ -96,31 +124,43 @@ TABLE: Final[Mapping[State, _Column]] = {
     _S.DOWN: {
         **_always(_S.DOWN),
         on.Failed: Rule(life.failed, (_S.DOWN,)),
-        on.StartRequested: Rule(life.start, (_S.ASKING, _S.QUEUED, _S.STARTING)),
+        on.StartRequested: Rule(life.start, (_S.ASKING,)),
         on.RestartBegan: Rule(life.restart_began, (_S.RESTARTING,)),
         on.RestartExpected: Rule(life.restart_expected, (_S.DOWN,)),
         **_stays(_S.DOWN, on.InterruptRequested, on.StopRequested, on.ManagerExpected, on.ManagerCame),
+        **_stays(_S.DOWN, on.LaunchPrepared),
     },
     _S.ASKING: {
         **_always(_S.ASKING),
         **_managed(_S.ASKING),
-        on.Queued: Rule(life.queued, (_S.QUEUED,)),
-        on.Granted: Rule(life.granted, (_S.STARTING,)),
-        on.Refused: Rule(life.refused, (_S.WITHOUT_SLICE,)),
-        on.InterruptRequested: Rule(life.give_up, (_S.WITHOUT_SLICE,)),
-        on.StopRequested: Rule(life.stop_waiting, (_S.DOWN, _S.RESTARTING)),
-        on.StartRequested: Rule(life.start_meanwhile, (_S.ASKING,)),
-        **_stays(_S.ASKING, on.WorkSubmitted),
+        **_waiting(_S.ASKING),
+        on.Queued: Rule(asking.queued, (_S.QUEUED,)),
+        on.PoolAway: Rule(asking.away, (_S.ASKING, _S.WITHOUT_SLICE, _S.DOWN)),
     },
     _S.QUEUED: {
         **_always(_S.QUEUED),
         **_managed(_S.QUEUED),
-        on.Granted: Rule(life.granted, (_S.STARTING,)),
-        on.Refused: Rule(life.refused, (_S.WITHOUT_SLICE,)),
-        on.InterruptRequested: Rule(life.give_up, (_S.WITHOUT_SLICE,)),
+        **_waiting(_S.QUEUED),
+        **_followed(_S.QUEUED),
+        on.ResizeRequested: Rule(asking.resize_queued, (_S.QUEUED_RESIZING,)),
+    },
+    _S.QUEUED_RESIZING: {
+        **_always(_S.QUEUED_RESIZING),
+        **_managed(_S.QUEUED_RESIZING),
+        **{
+            event: rule
+            for event, rule in _waiting(_S.QUEUED_RESIZING).items()
+            if event not in (on.Granted, on.Refused)
+        },
+        on.Resized: Rule(asking.queue_resized, (_S.QUEUED, _S.STARTING, _S.HELD)),
+    },
+    _S.HELD: {
+        **_always(_S.HELD),
+        **_managed(_S.HELD),
         on.StopRequested: Rule(life.stop_waiting, (_S.DOWN, _S.RESTARTING)),
-        on.StartRequested: Rule(life.start_meanwhile, (_S.QUEUED,)),
-        **_stays(_S.QUEUED, on.WorkSubmitted),
+        on.StartRequested: Rule(life.start_meanwhile, (_S.HELD,)),
+        on.LaunchPrepared: Rule(asking.launch_held, (_S.STARTING,)),
+        **_stays(_S.HELD, on.InterruptRequested, on.WorkSubmitted),
     },
     _S.STARTING: {
         **_always(_S.STARTING),
@@ -132,18 +172,18 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.InterruptRequested: Rule(life.interrupt_start, (_S.STARTING,)),
         on.StopRequested: Rule(life.stop_starting, (_S.STARTING,)),
         on.StartRequested: Rule(life.start_after_the_end, (_S.ENDING,)),
-        **_stays(_S.STARTING, on.WorkSubmitted),
+        **_stays(_S.STARTING, on.WorkSubmitted, on.LaunchPrepared),
     },
     _S.RUNNING: {
         **_kernel(_S.RUNNING),
         **_KEEPS_SLICE,
-        on.NotLooked: Rule(keeping.not_looked, (_S.RUNNING,)),
+        on.PoolAway: Rule(keeping.not_looked, (_S.RUNNING,)),
         on.KeepRequested: Rule(keeping.keep, (_S.RUNNING,)),
     },
     _S.ASKED_BACK: {
         **_kernel(_S.ASKED_BACK),
         **_KEEPS_SLICE,
-        on.NotLooked: Rule(keeping.not_looked, (_S.ASKED_BACK,)),
+        on.PoolAway: Rule(keeping.not_looked, (_S.ASKED_BACK,)),
         on.KeepRequested: Rule(keeping.keep, _WITH_SLICE),
     },
     _S.RESIZING: {
@@ -158,6 +198,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.FoundAtWork: Rule(keeping.found_at_work, (_S.ENDING, _S.RESUMING, *_WITH_SLICE)),
         on.Parked: Rule(keeping.parked, (_S.PARKED, _S.RESUMING)),
         on.NotParked: Rule(keeping.not_parked, (_S.RESUMING, *_WITH_SLICE)),
+        on.PoolAway: Rule(keeping.away_while_parking, (_S.RESUMING, *_WITH_SLICE)),
         on.WorkSubmitted: Rule(keeping.work_while_parking, (_S.PARKING,)),
     },
     _S.PARKED: {
@@ -165,27 +206,32 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.WorkSubmitted: Rule(keeping.work_while_parked, (_S.PARKED, _S.RESUMING)),
         on.ResumeRequested: Rule(keeping.resume, (_S.PARKED, _S.RESUMING)),
         on.ParkedAgain: Rule(keeping.parked_again, (_S.PARKED, _S.RESUMING)),
+        on.PoolAway: Rule(keeping.away_while_parked, (_S.PARKED,)),
         on.Resumed: Rule(keeping.resumed, (_S.RUNNING,)),
     },
     _S.RESUMING: {
         **_kernel(_S.RESUMING),
+        **_followed(_S.RESUMING),
+        on.Queued: Rule(keeping.queued_to_resume, (_S.RESUMING,)),
+        on.Granted: Rule(keeping.granted_to_resume, (_S.RESUMING,)),
         on.Resumed: Rule(keeping.resumed, (_S.RUNNING,)),
         on.InterruptRequested: Rule(keeping.give_up_resuming, (_S.PARKED,)),
         on.ResumeRequested: Rule(keeping.resume_meanwhile, (_S.RESUMING,)),
     },
     _S.RESTARTING: {
         **_always(_S.RESTARTING),
-        on.StartRequested: Rule(life.start_again, (_S.ASKING,)),
+        on.StartRequested: Rule(life.start, (_S.ASKING,)),
         on.RestartExpected: Rule(life.restart_expected, (_S.RESTARTING,)),
         **_stays(_S.RESTARTING, on.RestartBegan, on.InterruptRequested, on.StopRequested),
-        **_stays(_S.RESTARTING, on.ManagerExpected, on.ManagerCame),
+        **_stays(_S.RESTARTING, on.ManagerExpected, on.ManagerCame, on.LaunchPrepared),
     },
     _S.WITHOUT_SLICE: {
         **_always(_S.WITHOUT_SLICE),
         **_managed(_S.WITHOUT_SLICE),
         on.WorkSubmitted: Rule(life.work_without_slice, (_S.WITHOUT_SLICE, _S.ASKING)),
         on.StopRequested: Rule(life.stop_waiting, (_S.DOWN, _S.RESTARTING)),
-        on.StartRequested: Rule(life.start_again, (_S.ASKING,)),
+        on.StartRequested: Rule(life.start, (_S.ASKING,)),
+        on.LaunchPrepared: Rule(asking.launch_prepared, (_S.WITHOUT_SLICE,)),
         **_stays(_S.WITHOUT_SLICE, on.InterruptRequested),
     },
     _S.ENDING: {
@@ -193,12 +239,14 @@ TABLE: Final[Mapping[State, _Column]] = {
         **_managed(_S.ENDING),
         on.Gone: Rule(life.gone, (_S.WITHOUT_SLICE, _S.ASKING, _S.ENDED)),
         on.StartRequested: Rule(life.start_once_ended, (_S.ENDING,)),
+        on.LaunchPrepared: Rule(life.prepared_meanwhile, (_S.ENDING,)),
         **_stays(_S.ENDING, on.InterruptRequested, on.StopRequested, on.WorkSubmitted),
         **_stays(_S.ENDING, on.Died, on.TermsOver),
     },
     _S.ENDED: _stays(
         _S.ENDED,
         *(on.StartRequested, on.InterruptRequested, on.StopRequested, on.RestartBegan, on.RestartExpected),
-        *(on.ManagerExpected, on.ManagerCame, on.CloseRequested, on.TimePassed, on.Failed),
+        *(on.ManagerExpected, on.ManagerCame, on.CloseRequested, on.TimePassed, on.Failed, on.LaunchPrepared),
+        *(on.LeaseSeen, on.SizeChanged, on.SizePending, on.SomebodyLooked),
     ),
 }

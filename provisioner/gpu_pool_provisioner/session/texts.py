@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpu_pool_client import GpuPoolError
+from gpu_pool_client import EndReason, GpuPoolError, LeaseGone
 
 #: What a cell's error is called when it did not run for want of a slice.
 NOT_GRANTED: Final = "GpuSliceNotGranted"
@@ -94,6 +94,29 @@ def slice_of(size: str) -> str:
     if not size.isdigit():
         return f"a GPU slice of {size}"
     return "a whole GPU" if size == "1" else f"{size} whole GPUs"
+
+
+def slice_lost(size: str, reason: EndReason | None) -> LeaseGone:
+    """Say why a kernel that had a slice cannot be restarted."""
+    why = f" ({reason.value})" if reason else ""
+    return LeaseGone(
+        f"This kernel no longer has its GPU slice of {size}: it went back to the pool{why}.",
+        "Shut the kernel down and start it again to ask for a new slice.",
+        reason=reason.value if reason else None,
+    )
+
+
+def wait_given_up(size: str) -> LeaseGone:
+    """Say what a start is told that nobody waits for any longer."""
+    return LeaseGone(f"The wait for {slice_of(size)} was given up.", "Start it again to wait again.")
+
+
+def other_size(wanted: str, has: str) -> str:
+    """Say that a cluster has no slice of exactly the size that was asked for."""
+    return (
+        f"You asked for {wanted}. This cluster has no slice of exactly that size: you have {has}, "
+        "and that counts."
+    )
 
 
 def too_long(size: str, limit: str) -> str:

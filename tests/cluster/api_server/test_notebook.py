@@ -174,7 +174,7 @@ async def test_a_wrapped_kernel_runs_in_a_pod(
     wrap = [
         sys.executable,
         "-m",
-        "gpu_pool_provisioner.proxy.wrap",
+        "gpu_pool_provisioner.wrap",
         "--slice",
         "2%",
         "-f",

@@ -11,28 +11,16 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import Holder, PoolUnreachable, parse_request
-from gpu_pool_client._background import background_loop
+from gpu_pool_client import PoolUnreachable
 from gpu_pool_provisioner import provisioner
-from gpu_pool_provisioner.kernel_slice import KernelSlice
-from gpu_pool_provisioner.lease_client import LeaseClient
+from gpu_pool_provisioner.session import State
 from gpu_pool_provisioner.settings import default_outage_timeout
-from gpu_pool_provisioner.work import SessionWork
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
+from support.pools import until
 from support.service import Service
 
 WAITS = "Your kernel starts once the pool answers (waiting"
-
-
-def lives() -> set[asyncio.Task[Any]]:
-    """Return what looks after a kernel in this process: as long as it does, it asks for a slice."""
-    found = asyncio.all_tasks(background_loop())
-    return {
-        each
-        for each in found
-        if getattr(each.get_coro(), "__qualname__", "") == SessionWork._ask.__qualname__
-    }
 
 
 @pytest.fixture
@@ -114,17 +102,14 @@ async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
     monkeypatch.setattr(provisioner, "_BRIEF_GRACE", 600.0)  # what is forgotten would end by itself after it
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=600))
-    others = lives()
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("print('never')").shows(WAITS)
-        assert lives() - others
+        driver = km.provisioner.driver
+        assert driver.session.state is State.ASKING
         await asyncio.wait_for(km.shutdown_kernel(), 120)
-
-    async def asks_no_more() -> bool:
-        return not lives() - others
-
-    await eventually(asks_no_more)
+    assert driver.session.state is State.ENDED
+    assert driver.session.wakes_at is None, "it asks again"
     await service.start()
     assert await served.is_empty()
 
@@ -153,14 +138,14 @@ async def test_a_kernel_that_waits_is_restarted_and_asks_once(
 ) -> None:
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=600))
-    others = lives()
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("print('never')").shows(WAITS)
+        driver = km.provisioner.driver
         await km.restart_kernel()
         cell = page.run("print('well')")
         await cell.shows(WAITS)
-        assert len(lives() - others) == 1
+        assert km.provisioner.driver is driver, "two of them ask"
         await service.start()
         assert (await cell.done()).outputs == ["well\n"]
     assert await served.only_lease()
@@ -188,8 +173,8 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
     start = asyncio.create_task(km.start_kernel())
 
     async def is_asked_for() -> bool:
-        kernel_slice = getattr(km.provisioner, "_slice", None)
-        return kernel_slice is not None and kernel_slice._asking is not None
+        session = km.provisioner.session if km.provisioner is not None else None
+        return session is not None and session.state is State.ASKING
 
     await eventually(is_asked_for)
     start.cancel()
@@ -208,11 +193,11 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
 async def test_nor_whoever_gives_a_slice_back(
     served: JupyterEnv, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = KernelSlice(served.url, parse_request("2%"))
-    await mine.take(Holder("ada"))
+    mine = (await served.asking()).session.lease_id
+    assert mine is not None
     assert service.process is not None
     os.kill(service.process.pid, signal.SIGSTOP)
-    await asyncio.wait_for(mine.give_back(), 120)
+    await asyncio.wait_for(served.pool.give_back(mine), 120)
     os.kill(service.process.pid, signal.SIGCONT)
     await eventually(served.is_empty)
 
@@ -220,8 +205,7 @@ async def test_nor_whoever_gives_a_slice_back(
 async def test_a_request_whose_answer_was_lost_is_not_made_twice(
     jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel_slice = KernelSlice(jupyter_env.url, parse_request("2%"))
-    request, lost = kernel_slice.pool.request, iter([True])
+    request, lost = jupyter_env.pool.request, iter([True])
 
     async def lose_the_first(*args: Any) -> Any:
         lease = await request(*args)
@@ -229,11 +213,11 @@ async def test_a_request_whose_answer_was_lost_is_not_made_twice(
             raise PoolUnreachable("The GPU pool has gone.", may_pass=True)
         return lease
 
-    monkeypatch.setattr(kernel_slice.pool, "request", lose_the_first)
-    with pytest.raises(PoolUnreachable):
-        await kernel_slice.take_within(Holder("ada"), 60.0)
-    lease = await LeaseClient(kernel_slice, Holder("ada"), 600.0).ask()
-    assert [each.id for each in await jupyter_env.leases()] == [lease.id] == [kernel_slice.lease_id]
+    monkeypatch.setattr(jupyter_env.pool, "request", lose_the_first)
+    driver = await jupyter_env.asking()
+    assert driver.session.away, "its answer was not lost"
+    await until(lambda: driver.session.lease_id)
+    assert [each.id for each in await jupyter_env.leases()] == [driver.session.lease_id]
 
 
 async def test_what_does_not_pass_fails_at_once(

@@ -162,7 +162,7 @@ async def test_code_without_a_signature_is_not_waited_for(
 ) -> None:
     await open_up(jupyter_env)
     await page.run("1").done()
-    relay = waiting.provisioner._proxy._do.run.relay
+    relay = waiting.provisioner.driver._do.run.relay
     header = json.dumps({"msg_id": "a stranger's", "msg_type": "execute_request"}).encode()
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -202,7 +202,7 @@ async def test_the_relay_sees_who_works(
     assert page.run("", silent=True)
     await open_up(jupyter_env)
     await cell.shows("begun")
-    relay = waiting.provisioner._proxy._do.run.relay
+    relay = waiting.provisioner.driver._do.run.relay
     began = relay.last_activity
     assert relay.busy
     assert began is not None

@@ -14,8 +14,8 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
 
 from gpu_pool_client._background import in_background
-from gpu_pool_provisioner import lease_client
 from gpu_pool_provisioner.proxy import pending
+from gpu_pool_provisioner.session import session
 from support.frontend import Cell, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.server import Server, server
@@ -27,9 +27,9 @@ __all__ = ["server"]
 IDLE = 5
 _CONFIG = """
 from gpu_pool_client._background import in_background
-from gpu_pool_provisioner import lease_client
 from gpu_pool_provisioner.proxy import pending
-lease_client._SOON = pending.SHOWN_EVERY = 0.2
+from gpu_pool_provisioner.session import session
+session.SOON = pending.SHOWN_EVERY = 0.2
 pending.COUNTS_FOR = {counts}
 c.MappingKernelManager.cull_idle_timeout = {idle}
 c.MappingKernelManager.cull_interval = 1
@@ -182,7 +182,7 @@ async def test_the_idle_culler_ends_a_server_whose_cell_waits_once_nobody_was_th
 async def test_a_wait_is_shown_again_and_again_until_nobody_was_heard_for_long(
     jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_client, "_SOON", 0.05)
+    monkeypatch.setattr(session, "SOON", 0.05)
     monkeypatch.setattr(pending, "SHOWN_EVERY", 0.0)
     await jupyter_env.fill("1")
     km = manager(jupyter_env.install("two"))
@@ -197,7 +197,7 @@ async def test_a_wait_is_shown_again_and_again_until_nobody_was_heard_for_long(
         (text,) = set(cell.outputs)
         assert "Waiting for a GPU slice" in text
         monkeypatch.setattr(pending, "COUNTS_FOR", -1.0)
-        waiting = km.provisioner._proxy._do.pending
+        waiting = km.provisioner.driver._do.pending
         await in_background(show(waiting, "Nobody reads this."))
         monkeypatch.setattr(pending, "COUNTS_FOR", 3600.0)
         await cell.shows("Waiting for a GPU slice")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
-from gpu_pool_provisioner import lease_client
+from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import idling
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, kill
@@ -223,9 +223,9 @@ async def test_a_kernel_restarted_while_its_slice_is_being_lent_keeps_it(
     monkeypatch.setattr(jupyter_env.pool, "park", late)
     async with frontend(km) as page:
         await until(begun.is_set)
-        other, before = await jupyter_env.fill("1"), km.provisioner._lease
+        other, before = await jupyter_env.fill("1"), km.provisioner.session.seen_at
         restart = asyncio.create_task(km.restart_kernel(now=True))
-        await until(lambda: km.provisioner._lease is not before)  # it was read, and is still held
+        await until(lambda: km.provisioner.session.seen_at != before)  # it was read, and is still held
         may_go_on.set()
         await restart
         cell = page.run("print('ran')")
@@ -281,7 +281,7 @@ async def test_a_pool_that_cannot_answer_for_a_moment_costs_no_variables(
     fault: GpuPoolError,
 ) -> None:
     course(idle_limit="1s")
-    monkeypatch.setattr(lease_client, "RETRY_EVERY", 0.1)
+    monkeypatch.setattr(asking, "RETRY_EVERY", 0.1)
     monkeypatch.setattr(idling, "_TRY_AGAIN", 0.1)
     for name in ("attach", "park", "resume"):
         monkeypatch.setattr(jupyter_env.pool, name, every_other_time(getattr(jupyter_env.pool, name), fault))

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpu_pool_provisioner.lease_client import queue_watch_of
+from gpu_pool_client import GpuPoolError
+from gpu_pool_provisioner.pools import queue_watch_of
 from support.jupyter_env import JupyterEnv
 from support.pools import until
 
@@ -18,6 +19,13 @@ async def test_a_kernel_that_joins_the_queue_during_a_look_has_not_left_it(
     lesson, first = await jupyter_env.fill("1"), await jupyter_env.fill("2%")
     watch, positions = queue_watch_of(jupyter_env.pool), jupyter_env.pool.positions
     answered, may_arrive = asyncio.Event(), asyncio.Event()
+    told: dict[str, list[int | None]] = {}
+
+    def follow(lease_id: str) -> asyncio.Task[None]:
+        def tell(position: int | None, _: GpuPoolError | None) -> None:
+            told.setdefault(lease_id, []).append(position)
+
+        return asyncio.create_task(watch.follow(lease_id, tell))
 
     async def late() -> Mapping[str, int]:
         found = await positions()
@@ -26,15 +34,15 @@ async def test_a_kernel_that_joins_the_queue_during_a_look_has_not_left_it(
         return found
 
     monkeypatch.setattr(jupyter_env.pool, "positions", late)
-    with watch.entry(first.id) as one:
-        await answered.wait()
-        second = await jupyter_env.fill("2%")
-        with watch.entry(second.id) as other:
-            may_arrive.set()
-            await until(lambda: other.left.is_set() or other.position)
-            assert [(one.left.is_set(), one.position), (other.left.is_set(), other.position)] == [
-                (False, 1),
-                (False, 2),
-            ]
-            await jupyter_env.pool.release(lesson.id)
-            await until(lambda: one.left.is_set() and other.left.is_set())
+    one = follow(first.id)
+    await answered.wait()
+    second = await jupyter_env.fill("2%")
+    other = follow(second.id)
+    await asyncio.sleep(0)  # it begins
+    may_arrive.set()
+    await until(lambda: other.done() or told.get(second.id))
+    assert not one.done()
+    assert not other.done()
+    assert (told[first.id][-1], told[second.id][-1]) == (1, 2)
+    await jupyter_env.pool.release(lesson.id)
+    await asyncio.gather(one, other)

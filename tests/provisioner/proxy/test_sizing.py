@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Lease, NotAllowed
+from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from support.frontend import Cell, Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
@@ -81,7 +82,7 @@ async def test_a_change_of_size_that_outlives_its_kernel_leaves_the_next_one_alo
         await jupyter_env.pool.release(held)
         await cell.done()
         os.kill(km.provisioner.pid, signal.SIGSTOP)  # it does not say whether it is idle
-        changing = asyncio.create_task(km.provisioner.slice_control.resize("10%"))
+        changing = asyncio.create_task(in_background(km.provisioner.driver.resize("10%")))
         await eventually(lambda: is_held_back(km))
         await km.restart_kernel(now=True)
         with pytest.raises(NotAllowed, match="has ended"):
@@ -106,10 +107,10 @@ async def test_a_size_that_changes_as_the_slice_comes_is_the_one_that_the_kernel
 
     here = asyncio.get_running_loop()
     async with waiting_for(jupyter_env, manager, FACTS) as (km, _, cell, held):
-        monkeypatch.setattr(km.provisioner.kernel_slice.pool, "wait", late)
+        monkeypatch.setattr(jupyter_env.pool, "wait", late)
         await jupyter_env.pool.release(held)
         await granted.wait()
-        changed = await km.provisioner.slice_control.resize("10%")
+        changed = await in_background(km.provisioner.driver.resize("10%"))
         assert changed.message == "This kernel now has 10% of a GPU."
         told.set()
         assert (await cell.done()).outputs == ["10% 3276\n"]

@@ -20,7 +20,7 @@ from traitlets.config import Configurable
 from gpu_pool_client import EndReason, LeaseGone, PoolUnreachable, TimedOut
 from gpu_pool_provisioner import wait_log
 from gpu_pool_provisioner.launchers.base import NotReadyError
-from gpu_pool_provisioner.slice_state import SlicePhase
+from gpu_pool_provisioner.session.view import SlicePhase
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually
 
 Terms = Callable[..., None]
@@ -46,7 +46,7 @@ async def test_no_cell_begins_before_its_kernel_runs_on_its_slice(
     began: list[bool] = []
 
     async def note(**_: Any) -> None:
-        began.append(client.km.provisioner.slice_control.state.proxy.phase is SlicePhase.HELD)
+        began.append(client.km.provisioner.driver.state.phase is SlicePhase.HELD)
 
     run_of = notebook(install(jupyter_env), "print('one')", "2")
     client = NotebookClient(run_of, timeout=60, on_cell_execute=note)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import Holder, LeaseState, parse_request
-from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_client import LeaseState, parse_request
+from gpu_pool_client._background import in_background
 from support.jupyter_env import JupyterEnv, eventually
 from support.slice_pages import PagesServer, cells, serving_pages
 
@@ -129,13 +129,13 @@ async def test_a_restart_brings_another_size(jupyter_env: JupyterEnv, pages: Pag
 
 
 async def test_what_is_kept_for_a_restart_is_given_up_without_one(jupyter_env: JupyterEnv) -> None:
-    kernel_slice = KernelSlice(jupyter_env.pool.url, parse_request("2%"))
-    await kernel_slice.take(Holder("ada"))
-    await kernel_slice.reserve(parse_request("1"), 0.05)
+    driver = await jupyter_env.asking()
+    await in_background(driver.pool_work.reserve(parse_request("1"), None, 0.05))
     assert await _has(jupyter_env, 1000)
     await eventually(lambda: _has(jupyter_env, 20))
-    assert kernel_slice.pending_size is None
-    await kernel_slice.give_back()
+    assert driver.session.pending is None
+    assert driver.session.lease_id is not None
+    await jupyter_env.pool.release(driver.session.lease_id)
 
 
 async def test_one_that_waits_asks_for_less(jupyter_env: JupyterEnv, pages: PagesServer) -> None:

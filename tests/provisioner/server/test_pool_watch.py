@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,10 @@ from gpu_pool_client import (
     PoolUnreachable,
     parse_request,
 )
-from gpu_pool_provisioner.kernel_slice import KernelSlice
+from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.server import pool_watch
 from gpu_pool_provisioner.server.pool_watch import PoolWatch
+from gpu_pool_provisioner.session import Session, events
 
 LEASE = Lease("one", "one", parse_request("2%"), Holder("ada"), LeaseState.HELD, 0.0)
 
@@ -34,10 +36,13 @@ class FakePool:
         self.leases: Any = (LEASE,)
         self.lease = LEASE
         self.memory: Any = 512
+        #: What happens while the status is under way.
+        self.meanwhile: Callable[[], None] = lambda: None
 
     async def status(self) -> PoolStatus:
         if isinstance(self.leases, Exception):
             raise self.leases
+        self.meanwhile()
         return PoolStatus("fake:", (), self.leases, ())
 
     async def get_lease(self, lease_id: str) -> Lease:
@@ -57,50 +62,52 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
 
 
 @pytest.fixture
-def kernel_slice() -> KernelSlice:
-    found = KernelSlice("fake:", LEASE.request)
-    found.lease_id = LEASE.id
-    found.see(LEASE)
-    return found
+def driver() -> SessionDriver:
+    session = Session(LEASE.request, 1.0, lease_id=LEASE.id, lease=LEASE)
+    return SessionDriver(session, "fake:", lambda: LEASE.holder)
+
+
+def watching(driver: SessionDriver) -> PoolWatch:
+    watch = PoolWatch("fake:", 0.0)
+    watch.drivers = {"kernel": driver}
+    return watch
 
 
 async def test_memory_is_measured_and_what_is_old_is_forgotten(
-    pool: FakePool, kernel_slice: KernelSlice, monkeypatch: pytest.MonkeyPatch
+    pool: FakePool, driver: SessionDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = PoolWatch("fake:", 0.0)
+    watch = watching(driver)
     began = time.time()
     for minutes, used in ((0, 100), (1, 512), (10.5, None), (11.5, 700)):
         monkeypatch.setattr(time, "time", lambda now=began + 60 * minutes: now)
         pool.memory = used
-        await watch._look({"kernel": kernel_slice})
+        await watch.look()
     assert [mib for _, mib in watch.samples["kernel"]] == [700]
-    assert kernel_slice.activity == Activity(memory_mib=700)
-    await watch._look({})
+    assert driver.session.activity == Activity(memory_mib=700)
+    watch.drivers = {}
+    await watch.look()
     assert watch.samples == {}
 
 
 async def test_what_the_pool_knows_is_seen_unless_somebody_has_seen_it_since(
-    pool: FakePool, kernel_slice: KernelSlice
+    pool: FakePool, driver: SessionDriver
 ) -> None:
-    watch = PoolWatch("fake:", 0.0)
+    watch = watching(driver)
     pool.leases = (replace(LEASE, notice="Save your work."),)
-    await watch._look({"kernel": kernel_slice})
-    assert kernel_slice.lease is not None
-    assert kernel_slice.lease.message == "Save your work."
+    await watch.look()
+    assert driver.session.lease is not None
+    assert driver.session.lease.message == "Save your work."
     parked = replace(LEASE, state=LeaseState.PARKED)
-    kernel_slice.see(parked)
-    kernel_slice.seen_at += 60  # while the status was under way
-    await watch._look({"kernel": kernel_slice})
-    assert kernel_slice.lease is parked
+    pool.meanwhile = lambda: driver.post(events.LeaseSeen(parked))
+    await watch.look()
+    assert driver.session.lease is parked
 
 
-async def test_a_lease_that_the_pool_has_no_more_is_looked_for(
-    pool: FakePool, kernel_slice: KernelSlice
-) -> None:
+async def test_a_lease_that_the_pool_has_no_more_is_looked_for(pool: FakePool, driver: SessionDriver) -> None:
     pool.leases = ()
     pool.lease = replace(LEASE, state=LeaseState.ENDED, end_reason=EndReason.REVOKED)
-    await PoolWatch("fake:", 0.0)._look({"kernel": kernel_slice})
-    assert kernel_slice.lease is pool.lease
+    await watching(driver).look()
+    assert driver.session.lease is pool.lease
 
 
 @pytest.mark.parametrize(
@@ -112,27 +119,27 @@ async def test_a_lease_that_the_pool_has_no_more_is_looked_for(
     ],
 )
 async def test_what_goes_wrong_is_told_and_is_over_with_the_next_answer(
-    pool: FakePool, kernel_slice: KernelSlice, error: Exception, said: str
+    pool: FakePool, driver: SessionDriver, error: Exception, said: str
 ) -> None:
-    watch = PoolWatch("fake:", 0.0)
+    watch = watching(driver)
     pool.leases = error
-    await watch._look({"kernel": kernel_slice})
+    await watch.look()
     assert not watch.state.reachable
     assert said in watch.state.message
     pool.leases, pool.memory = (LEASE,), OverQuota("You asked too much.")
-    await watch._look({"kernel": kernel_slice})
+    await watch.look()
     assert "too much" in watch.state.message
     pool.memory = 512
-    await watch._look({"kernel": kernel_slice})
+    await watch.look()
     assert watch.state.reachable
-    assert kernel_slice.lease is LEASE
+    assert driver.session.lease is LEASE
 
 
 async def test_a_pool_that_hangs_is_told_as_such(
-    pool: FakePool, kernel_slice: KernelSlice, monkeypatch: pytest.MonkeyPatch
+    pool: FakePool, driver: SessionDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_watch, "_ANSWERS_WITHIN", 0.01)
     monkeypatch.setattr(pool, "status", lambda: asyncio.sleep(600))
-    watch = PoolWatch("fake:", 0.0)
-    await watch._look({"kernel": kernel_slice})
+    watch = watching(driver)
+    await watch.look()
     assert "does not answer" in watch.state.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_pool_client import Activity, LeaseState
 from gpu_pool_provisioner.session import Session, State, effects, events, step
-from support.session_world import lease
+from support.session_world import STARTED, a_session, after, lease
 
 UNUSED = Activity(initialised=False, working=False)
 USED = Activity(initialised=True, working=False)
@@ -14,15 +14,12 @@ LATER = 3600.0
 
 def running() -> Session:
     """Return the session of a kernel whose course has no idle limit."""
-    session = Session("2%", 1.0)
-    for event in (events.StartRequested(HELD), events.Launched(), events.Ready(HELD)):
-        session, _ = step(session, event, 0.0)
-    return session
+    return after(a_session(), *STARTED)
 
 
-def replied(session: Session, event: events.Event) -> tuple[Session, str]:
+def replied(session: Session, *happened: events.Event) -> tuple[Session, str]:
     """Return the session after a user's request, and what the user reads."""
-    session, due = step(session, event, LATER)
+    session, due = step(after(session, *happened[:-1]), happened[-1], LATER)
     return session, next(each.text for each in due if isinstance(each, effects.Reply))
 
 
@@ -34,7 +31,7 @@ def looked_at(session: Session, activity: Activity) -> tuple[Session, tuple[effe
 
 
 def test_one_that_can_be_parked_is_parked() -> None:
-    session, answer = replied(running(), events.GiveBackRequested(UNUSED))
+    session, answer = replied(running(), events.LeaseSeen(activity=UNUSED), events.GiveBackRequested())
     assert "its variables are kept" in answer
     assert session.state is State.ASKED_BACK
     session, _ = looked_at(session, UNUSED)
@@ -44,7 +41,7 @@ def test_one_that_can_be_parked_is_parked() -> None:
 
 
 def test_one_whose_user_knows_that_it_ends_is_ended() -> None:
-    session, answer = replied(running(), events.GiveBackRequested(USED))
+    session, answer = replied(running(), events.LeaseSeen(activity=USED), events.GiveBackRequested())
     assert "with its variables" in answer
     session, _ = looked_at(session, USED)
     assert session.parking
@@ -53,7 +50,7 @@ def test_one_whose_user_knows_that_it_ends_is_ended() -> None:
 
 
 def test_one_that_has_begun_to_use_the_device_is_not_ended_and_says_so() -> None:
-    session, _ = replied(running(), events.GiveBackRequested(UNUSED))
+    session, _ = replied(running(), events.LeaseSeen(activity=UNUSED), events.GiveBackRequested())
     session, due = looked_at(session, USED)
     (tell,) = due
     assert isinstance(tell, effects.Tell)
@@ -62,7 +59,7 @@ def test_one_that_has_begun_to_use_the_device_is_not_ended_and_says_so() -> None
 
 
 def test_what_is_kept_is_not_given_back() -> None:
-    session, _ = replied(running(), events.GiveBackRequested(UNUSED))
+    session, _ = replied(running(), events.LeaseSeen(activity=UNUSED), events.GiveBackRequested())
     session, answer = replied(session, events.KeepRequested(60))
     assert "however long it is idle" in answer
     session, due = looked_at(session, UNUSED)

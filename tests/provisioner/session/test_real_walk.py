@@ -12,6 +12,7 @@ import pytest
 from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_client import GpuPoolError, Lease, LeaseState
+from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from support.frontend import Cell, Frontend, frontend
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually, is_running, kill
@@ -87,10 +88,10 @@ class Walk:
             await self.restart()
 
     async def give_back(self) -> None:
-        await self.km.provisioner.slice_control.give_back()
+        await in_background(self.km.provisioner.driver.give_back())
 
     async def resume(self) -> None:
-        await self.km.provisioner.slice_control.resume()
+        await in_background(self.km.provisioner.driver.resume())
 
     async def wait(self) -> None:
         """Let a kernel start, or its end be seen; whatever comes next finds it so, or not."""

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_pool_client import LeaseState
 from gpu_pool_provisioner.session import Session, State, effects, events, step
-from support.session_world import lease
+from support.session_world import STARTED, a_session, after
 
-HELD = lease(LeaseState.HELD)
 FAR = 1e6
 
 
-def after(session: Session, *happened: events.Event, now: float = 0.0) -> Session:
-    for event in happened:
-        session, _ = step(session, event, now)
-    return session
-
-
 def running() -> Session:
-    return after(Session("2%", 1.0), events.StartRequested(HELD), events.Launched(), events.Ready(HELD))
+    return after(a_session(), *STARTED)
 
 
 def test_a_kernel_whose_end_is_seen_late_keeps_its_slice_over_a_restart() -> None:
@@ -31,7 +23,7 @@ def test_so_does_one_whose_end_is_seen_when_the_pool_was_told() -> None:
     assert session.wakes_at is not None
     assert session.wakes_at > 5.0
     assert after(session, events.TimePassed(), now=5.0).state is State.DOWN
-    assert after(session, events.StartRequested(None), now=5.0).state is State.ASKING
+    assert after(session, events.StartRequested(), now=5.0).state is State.ASKING
 
 
 def test_one_that_nobody_starts_again_gives_its_slice_back_and_is_closed() -> None:
@@ -40,9 +32,9 @@ def test_one_that_nobody_starts_again_gives_its_slice_back_and_is_closed() -> No
     assert session.state is State.ENDING
     session, due = step(session, events.Gone(), FAR)
     assert session.state is State.ENDED
-    assert {type(each) for each in due} >= {effects.Close, effects.GiveBack}
+    assert {type(each) for each in due} >= {effects.Close, effects.ReleaseLease}
 
 
 def test_two_restarts_at_once_start_one_kernel() -> None:
-    session = after(running(), events.StartRequested(None), events.StartRequested(None), events.Gone())
+    session = after(running(), events.StartRequested(), events.StartRequested(), events.Gone())
     assert session.state is State.ASKING

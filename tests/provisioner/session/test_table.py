@@ -6,14 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import Activity, EndReason, LeaseState, PoolUnreachable
-from gpu_pool_provisioner.session import TABLE, ImpossibleEventError, Session, State, events, idling, step
+from gpu_pool_client import EndReason, LeaseState, PoolUnreachable
+from gpu_pool_provisioner.session import (
+    TABLE,
+    ImpossibleEventError,
+    Session,
+    State,
+    effects,
+    events,
+    idling,
+    step,
+)
 from gpu_pool_provisioner.session.diagram import diagram
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
-from support.session_world import lease
+from gpu_pool_provisioner.session.session import Wait
+from support.session_world import AWAY, CHANGE, TEN, lease
 
 EVENTS = {
-    events.StartRequested: events.StartRequested(None),
+    events.Resized: events.Resized(CHANGE),
+    events.ResizeRequested: events.ResizeRequested(TEN),
+    events.SizeChanged: events.SizeChanged(TEN),
+    events.SizePending: events.SizePending(TEN),
+    events.Positioned: events.Positioned(2),
+    events.PoolAway: events.PoolAway(AWAY, effects.Resume()),
     events.Queued: events.Queued(lease(LeaseState.WAITING)),
     events.Granted: events.Granted(lease(LeaseState.HELD)),
     events.Ready: events.Ready(lease(LeaseState.HELD)),
@@ -26,10 +41,8 @@ EVENTS = {
     events.Looked: events.Looked(lease(LeaseState.HELD), False, 0.0),
     events.FoundAtWork: events.FoundAtWork(is_silent=False),
     events.Parked: events.Parked(lease(LeaseState.PARKED), is_moved=False),
-    events.NotParked: events.NotParked(is_refused=False, is_unanswered=False),
     events.Resumed: events.Resumed(lease(LeaseState.HELD)),
     events.KeepRequested: events.KeepRequested(60),
-    events.GiveBackRequested: events.GiveBackRequested(Activity()),
     events.TermsOver: events.TermsOver(ExpiryStep(ExpiryAction.END, reason=EndReason.IDLE)),
 }
 KINDS = [each for each in vars(events).values() if isinstance(each, type) and each.__base__ is events.Event]
@@ -40,7 +53,15 @@ def a_session(state: State) -> Session:
     held = lease(LeaseState.HELD)
     known = idling.begun(held.terms, 0.0) if state.has_kernel else None
     parking = idling.Parking(ExpiryStep(ExpiryAction.PARK)) if state.has_kernel else None
-    return Session("2%", 1.0, state, idling=known, parking=parking)
+    wait = Wait(held.id) if state in (State.QUEUED, State.RESUMING) else None
+    return Session(
+        *(held.request, 1.0, 60.0, state),
+        lease_id=held.id,
+        lease=held,
+        wait=wait,
+        idling=known,
+        parking=parking,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -20,17 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_pool_client import (
-    BadRequest,
-    GpuPoolError,
-    Lease,
-    NotAllowed,
-    SliceRequest,
-    parse_request,
-)
 from gpu_pool_client._log import get_logger
-from gpu_pool_client._requests import memory_in_words
-from gpu_pool_provisioner.kernel_slice import KernelSlice, SliceEnvironment
 
 #: Names the folder to the kernel; gpu_pool_kernels.inkernel.slice_requests knows the names in it, too.
 VARIABLE: Final = "GPU_POOL_RESIZE_DIR"
@@ -146,71 +136,3 @@ def _parse(line: bytes) -> tuple[str, str] | None:
     if isinstance(request_id, str) and isinstance(size, str) and _ID.fullmatch(request_id):
         return request_id, size
     return None
-
-
-_USED: Final = (
-    "The size cannot change while this kernel runs: it has used the GPU, or may have, and what it keeps "
-    "there would be in the way."
-)
-_THEN: Final = "it then changes to {}, if that is free."
-
-
-async def grant(
-    kernel_slice: KernelSlice, slice_variables: SliceEnvironment, size: str, *, can_restart: bool = True
-) -> dict[str, Any]:
-    """Change a running kernel's slice; return what the kernel does and says about it.
-
-    ``granted`` is whether it has, or will have, what was asked for; ``message``
-    is for its user; ``variables`` is what changes in its environment.
-    ``can_restart`` is whether a restart of the kernel keeps its slice.
-    """
-    try:
-        wanted = parse_request(size)
-        lease = await kernel_slice.resize(wanted)
-    except NotAllowed as error:
-        if not await _is_in_use(kernel_slice):
-            return _refused(error)
-        return _at_restart(kernel_slice, wanted, can_restart)
-    except GpuPoolError as error:
-        return _refused(error)
-    until = "" if can_restart else " A restart brings back the size it was started with."
-    return {"granted": True, "message": _has(lease) + until, "variables": slice_variables.change(lease)}
-
-
-async def resize_at_restart(kernel_slice: KernelSlice, size: str) -> str:
-    """Keep a request for another size until the kernel, in its pod, restarts; return what its user reads."""
-    try:
-        wanted = parse_request(size)
-        await kernel_slice.resize_later(wanted)
-    except GpuPoolError as error:
-        return str(_refused(error)["message"])
-    return f"A pod cannot change its size while it runs. Restart the kernel: {_THEN.format(wanted)}"
-
-
-async def _is_in_use(kernel_slice: KernelSlice) -> bool:
-    """Whether it is the kernel itself that stands in the way."""
-    try:
-        assert kernel_slice.lease_id is not None
-        return (await kernel_slice.pool.activity(kernel_slice.lease_id)).initialised is not False
-    except GpuPoolError:
-        return False
-
-
-def _at_restart(kernel_slice: KernelSlice, size: SliceRequest, can_restart: bool) -> dict[str, Any]:
-    if not can_restart:
-        return {"granted": False, "message": f"{_USED} Start a kernel of that size instead."}
-    kernel_slice.pending_size = size
-    return {"granted": True, "message": f"{_USED} Restart the kernel: {_THEN.format(size)}"}
-
-
-def _refused(error: GpuPoolError) -> dict[str, Any]:
-    example = " Write, say, %gpu use 10%." if isinstance(error, BadRequest) else ""
-    return {"granted": False, "message": f"{error}{example}"}
-
-
-def _has(lease: Lease) -> str:
-    if not lease.slices:
-        return f"This kernel will have {lease.request.of_gpus} when its slice is back."
-    names = ", ".join(part.device.label for part in lease.slices)
-    memory = memory_in_words(lease.memory_mib)
-    return f"This kernel now has {lease.request.of_gpus}: {memory} on {names}."

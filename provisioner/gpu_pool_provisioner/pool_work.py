@@ -1,0 +1,483 @@
+"""What a session's effects take at its pool: the request for a slice, the queue, parking, and other sizes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    EndReason,
+    GpuPoolError,
+    Holder,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    NotAllowed,
+    Outlook,
+    OverQuota,
+    Pool,
+    PoolUnreachable,
+    Process,
+    SliceRequest,
+    TimedOut,
+    format_duration,
+    parse_request,
+)
+from gpu_pool_client._log import get_logger
+from gpu_pool_client._requests import memory_in_words
+from gpu_pool_provisioner.environment import SliceEnvironment
+from gpu_pool_provisioner.pools import NOT_NOW, queue_watch_of, shared_pool
+from gpu_pool_provisioner.session import Session, State, effects, events, idling, texts
+from gpu_pool_provisioner.session.events import SizeChange
+from gpu_pool_provisioner.wait_log import WaitLog
+
+#: Seconds in which a pool hears of a restart. One that is slower may still keep the slice.
+_ATTACHED_WITHIN: Final = 15.0
+#: Seconds in which it changes a size: the process that used the slice has ended, which is forgiven that long.
+_RESIZED_WITHIN: Final = 5.0
+#: Seconds between two attempts where the process that has ended is still seen.
+_RESIZE_AGAIN: Final = 0.2
+#: Seconds for which what a restart is to have is kept for it.
+KEPT_FOR: Final = 60.0
+
+
+class Driver(Protocol):
+    """What work needs of the session's driver."""
+
+    wait_log: WaitLog | None
+
+    @property
+    def session(self) -> Session:
+        """The session as it is now."""
+
+    def post(self, event: events.Event) -> None:
+        """Let something have happened."""
+
+    def request(self, event: events.Event) -> str:
+        """Let a user's request happen; return what they read. Raises ``NotAllowed``."""
+
+    def show(self, text: str) -> None:
+        """Show a text in the waiting cell."""
+
+
+class PoolWork:
+    """Does one session's work at its pool: what each coroutine returns is the event that comes of it."""
+
+    def __init__(
+        self, driver: Driver, url: str, holder: Callable[[], Holder], hint: Callable[[], str]
+    ) -> None:
+        """Ask for nothing yet. ``holder`` is who asks; ``hint`` what they may do about a wait, or nothing."""
+        self._driver = driver
+        self.url = url
+        self._holder = holder
+        self._hint = hint
+        #: Names the requests to the pool, so that one whose answer was lost is not made twice.
+        self._key = uuid.uuid4().hex
+        self._telling: set[asyncio.Task[None]] = set()
+
+    @property
+    def pool(self) -> Pool:
+        """The pool, opened at the first use."""
+        return shared_pool(self.url)
+
+    def begin(self, work: effects.Work) -> Coroutine[Any, Any, events.Event] | None:
+        """Return the coroutine that does it; None for what is no pool's."""
+        match work:
+            case effects.Ask():
+                return self._ask(work)
+            case effects.FollowQueue():
+                return self._follow_queue(work.lease_id)
+            case effects.AwaitGrant():
+                return self._await_grant(work.lease_id)
+            case effects.Explain():
+                return self._explain(work.lease_id)
+            case effects.AskLastTime():
+                return self._ask_last_time(work.lease_id)
+            case effects.ResizeQueued():
+                return self._resize_queued(work.request)
+            case effects.Park():
+                return self._park()
+            case effects.ParkAgain():
+                return self._park_again()
+            case effects.Resume():
+                return self._resume(work.lease)
+        return None
+
+    def release(self, lease_id: str, reason: EndReason) -> None:
+        """Give a slice back, or leave the queue; :meth:`settled` returns when the pool has been told."""
+        self._tell(self.pool.give_back(lease_id, reason))
+
+    def unreserve(self, lease_id: str, request: SliceRequest) -> None:
+        """Let others have what was kept for a restart."""
+        self._tell(self._unreserve(lease_id, request))
+
+    def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(telling)
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def settled(self) -> None:
+        """Return once what was to be told to the pool has been told."""
+        if self._telling:
+            await asyncio.wait(set(self._telling))
+
+    @property
+    def _lease_id(self) -> str:
+        lease_id = self._driver.session.lease_id
+        assert lease_id is not None
+        return lease_id
+
+    def see(self, lease: Lease) -> Lease:
+        """Let the session know of the lease as it is now; return it."""
+        self._driver.post(events.LeaseSeen(lease))
+        return lease
+
+    # -- Asking and waiting ----------------------------------------------------
+
+    async def _ask(self, work: effects.Ask) -> events.Event:
+        if self._telling:
+            await self.settled()  # what goes back counts against its user's quota until it is back
+        try:
+            lease = await (self._earlier(work) if work.lease_id else self._new_lease(work))
+        except PoolUnreachable:
+            raise
+        except GpuPoolError as error:
+            return events.Refused(error)
+        return events.Queued(lease) if lease.state is LeaseState.WAITING else events.Granted(lease)
+
+    async def _new_lease(self, work: effects.Ask) -> Lease:
+        key, holder = f"{self._key}{work.number}", self._holder()
+        while True:
+            if work.within is None:
+                lease = await self.pool.request(work.request, holder, key)
+            else:
+                lease = await self.pool.acquire(work.request, holder, key, work.within)
+            if lease.state is not LeaseState.ENDED:
+                return lease
+            key = uuid.uuid4().hex  # an earlier call was heard, and nobody came for what it got
+
+    async def _earlier(self, work: effects.Ask) -> Lease:
+        """Return the lease from before a restart. Raises ``LeaseGone`` when it has ended."""
+        try:
+            lease = await self.pool.get_lease(work.lease_id or "")
+        except LeaseGone as error:
+            raise texts.slice_lost(work.request.size, None) from error
+        if lease.state is LeaseState.PARKED:
+            return await self.pool.resume(lease.id)
+        if lease.state is LeaseState.ENDED:
+            raise texts.slice_lost(work.request.size, lease.end_reason)
+        return lease
+
+    async def _follow_queue(self, lease_id: str) -> events.Event:
+        await queue_watch_of(self.pool).follow(lease_id, self._positioned)
+        return events.LeftQueue()
+
+    def _positioned(self, position: int | None, error: GpuPoolError | None) -> None:
+        if self._driver.session.wait is not None:
+            self._driver.post(events.Positioned(position, error))
+
+    async def _await_grant(self, lease_id: str) -> events.Event:
+        try:
+            return events.Granted(await self.pool.wait(lease_id))
+        except NOT_NOW:
+            raise
+        except LeaseGone as error:
+            is_parked = self._driver.session.parking is not None
+            return await self._taken(error) if is_parked else events.Refused(error)
+        except GpuPoolError as error:
+            return events.Refused(error)
+
+    async def _explain(self, lease_id: str) -> events.Event:
+        try:
+            return events.Explained(await self.pool.explain(lease_id), self._hint())
+        except NOT_NOW as error:
+            return events.Explained(error=error)
+        except (BadRequest, LeaseGone):  # it has just left the queue
+            return events.Explained()
+
+    async def _ask_last_time(self, lease_id: str) -> events.Event:
+        log = self._driver.wait_log
+        try:
+            return events.Granted(await self.pool.wait(lease_id, 0))
+        except TimedOut as error:
+            limit = format_duration(log.limit) if log and log.limit else ""
+            message = f"{texts.too_long(self._driver.session.size, limit)} {error.message}"
+            return events.Refused(TimedOut(message, error.remedy, largest_now=error.largest_now))
+        except GpuPoolError as error:
+            return events.Refused(error)
+
+    # -- A slice that is held ----------------------------------------------------
+
+    async def look(
+        self, seen: Callable[[], tuple[bool, float]], worked: Callable[[], Sequence[tuple[float, float]]]
+    ) -> events.Event:
+        """Look at the lease, and at its device where that decides anything; ``seen`` is of the kernel.
+
+        The pool is told when the kernel ``worked``. What it cannot hear of is left out of its history.
+        """
+        known = self._driver.session.idling
+        assert known is not None
+        try:
+            lease = on_our_clock(self.see(await self.pool.get_lease(self._lease_id)))
+            if lease.state is LeaseState.ENDED:
+                reason = lease.end_reason.value if lease.end_reason else None
+                return events.TermsOver(idling.taken(reason, lease.notice))
+            if spans := worked():
+                with suppress(GpuPoolError):
+                    await self.pool.report_busy(lease.id, spans)
+            activity = None
+            if idling.needs_device(known, lease, *seen(), time.monotonic()):
+                activity = await self._activity()
+        except LeaseGone as error:
+            return events.TermsOver(idling.taken(error.reason))
+        # Cells may have begun and ended meanwhile.
+        return events.Looked(lease, *seen(), activity)
+
+    async def _activity(self) -> Activity:
+        activity = await self.pool.activity(self._lease_id)
+        self._driver.post(events.LeaseSeen(activity=activity))
+        return activity
+
+    async def _initialised(self) -> bool:
+        try:
+            return bool((await self._activity()).initialised)
+        except NOT_NOW:
+            return False
+
+    async def _park(self) -> events.Event:
+        try:
+            is_moved = await self._initialised()
+            return events.Parked(self.see(await self.pool.park(self._lease_id)), is_moved)
+        except LeaseGone as error:
+            return await self._taken(error)
+        except NotAllowed as error:
+            get_logger().info("The slice of an idle kernel is kept: %s", error)
+            return events.NotParked()
+
+    async def _park_again(self) -> events.Event:
+        try:
+            self.see(await self.pool.park(self._lease_id))
+        except LeaseGone as error:
+            return await self._taken(error)
+        except NotAllowed:  # it was granted, and used, in the same moment
+            return events.Resumed(on_our_clock(self.see(await self.pool.get_lease(self._lease_id))))
+        return events.ParkedAgain()
+
+    async def _resume(self, lease: Lease | None) -> events.Event:
+        parking = self._driver.session.parking
+        assert parking is not None
+        try:
+            lease = lease or self.see(await self.pool.resume(self._lease_id))
+            if lease.state is LeaseState.WAITING:
+                return events.Queued(lease)
+            # What had used CUDA before has had its state moved away and back.
+            is_poisoned = not parking.is_moved and await self._initialised()
+        except LeaseGone as error:
+            return await self._taken(error)
+        return events.Resumed(on_our_clock(lease), is_poisoned)
+
+    async def _taken(self, error: LeaseGone) -> events.Event:
+        """Say who took a parked kernel's lease, and why."""
+        try:
+            message = self.see(await self.pool.get_lease(self._lease_id)).notice
+        except (LeaseGone, *NOT_NOW):
+            message = ""
+        return events.TermsOver(idling.taken(error.reason, message))
+
+    # -- A restart ---------------------------------------------------------------
+
+    async def keep_for_restart(self, seconds: float) -> None:
+        """Change to the size that was asked for, and attach the slice to this process for so many seconds."""
+        session = self._driver.session
+        if session.lease_id is None:
+            return
+        # Before a living process stands in for the one that used the devices.
+        await self._resize_as_requested(session)
+        try:
+            attach = self.pool.attach(session.lease_id, Process.current(), ready_within=seconds)
+            await asyncio.wait_for(attach, _ATTACHED_WITHIN)
+        except (LeaseGone, *NOT_NOW, asyncio.TimeoutError) as error:
+            # The relaunch that follows looks at the lease, and says what is wrong.
+            get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %r", error)
+        if self._driver.session.state is State.ENDED:
+            # The kernel was shut down during its restart; this process must not keep its slice alive.
+            await self.pool.give_back(session.lease_id)
+
+    async def _resize_as_requested(self, session: Session) -> None:
+        """Change to the size that was asked for, if any; where it is refused, the next kernel says so."""
+        size, notice = session.pending, ""
+        if size is None and not session.notice:
+            return
+        self._driver.post(events.SizePending(None))
+        if size is None:
+            return
+        try:
+            await asyncio.wait_for(self._resize_once_ended(size), _RESIZED_WITHIN)
+        except asyncio.TimeoutError:
+            notice = f"You asked for {size.named}, and the GPU pool did not answer in time: see %gpu."
+        except GpuPoolError as error:
+            notice = f"You asked for {size.named}. This kernel still has {session.request.of_gpus}. {error}"
+        if notice:
+            self._driver.post(events.SizePending(None, notice=notice))
+
+    async def _resize_once_ended(self, size: SliceRequest) -> None:
+        give_up_at = time.monotonic() + _RESIZED_WITHIN - 2 * _RESIZE_AGAIN
+        while True:
+            try:
+                await self.resize(size)
+            except NotAllowed:  # noqa: PERF203 - the process has ended, and may be seen for a moment more
+                if time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(_RESIZE_AGAIN)
+            else:
+                return
+
+    # -- Other sizes -------------------------------------------------------------
+
+    async def resize(self, request: SliceRequest) -> Lease:
+        """Change the size of the lease at once. Raises what ``Pool.resize`` raises."""
+        lease = await self.pool.resize(self._with_lease(), request)
+        self._driver.post(events.SizeChanged(request, lease))
+        return lease
+
+    def _with_lease(self) -> str:
+        session = self._driver.session
+        if session.lease_id is None:
+            raise texts.slice_lost(session.size, None)
+        return session.lease_id
+
+    async def _resize_queued(self, request: SliceRequest) -> events.Event:
+        try:
+            lease = await self.resize(request)
+        except GpuPoolError as error:
+            with suppress(GpuPoolError):  # it may have changed, and the answer was lost
+                self.see(await self.pool.get_lease(self._lease_id))
+            return events.Resized(SizeChange(False, False, "", error))
+        does = "waits for" if lease.state is LeaseState.WAITING else "has"
+        return events.Resized(SizeChange(True, False, f"This kernel now {does} {lease.request.of_gpus}."))
+
+    async def resize_next(self, request: SliceRequest) -> SizeChange:
+        """Let a kernel that has no lease ask for another size. Raises what ``Pool.forecast`` does."""
+        await self.pool.forecast(request, self._holder())
+        self._driver.post(events.SizeChanged(request))
+        return SizeChange(True, False, f"The next cell asks for {request.of_gpus}.")
+
+    async def check_size(self, request: SliceRequest) -> None:
+        """Raise why a kernel that has a slice could never have another size; nothing is changed.
+
+        What it has now counts towards its quotas; so nothing is said of them.
+        """
+        with suppress(OverQuota):
+            await self.pool.forecast(request, self._holder())
+
+    async def reserve(
+        self, size: SliceRequest, outlook: Outlook | None, kept_for: float = KEPT_FOR
+    ) -> SizeChange:
+        """Take what another size needs, so that a restart within so many seconds has it for certain.
+
+        ``outlook`` is what a request for that size would meet, for whoever cannot have it. Raises what
+        ``Pool.resize`` raises.
+        """
+        try:
+            self.see(await self.pool.resize(self._with_lease(), size, ahead=True))
+        except TimedOut as error:
+            return SizeChange(False, True, _not_now(self._driver.session, size, error, outlook))
+        self._driver.post(events.SizePending(size, kept_for))
+        then = f"Restart the kernel: it then changes to {size.named}."
+        return SizeChange(True, True, f"{size.named} is kept for this kernel for a minute. {then}")
+
+    async def _unreserve(self, lease_id: str, request: SliceRequest) -> None:
+        try:
+            self.see(await self.pool.resize(lease_id, request, ahead=True))
+        except GpuPoolError as error:
+            get_logger().warning("What was kept for a kernel's restart is still kept: %s", error)
+
+    async def resize_at_restart(self, size: str) -> str:
+        """Keep a request for another size until a kernel in a pod restarts; return what its user reads."""
+        try:
+            wanted = parse_request(size)
+            lease_id = self._with_lease()
+            with suppress(TimedOut):
+                await self.pool.resize(lease_id, wanted, ahead=True)
+                # It can be had. Nobody knows when the restart comes, so others may have it meanwhile.
+                await self.pool.resize(lease_id, self._driver.session.request, ahead=True)
+            self._driver.post(events.SizePending(wanted))
+        except GpuPoolError as error:
+            return str(_refused(error)["message"])
+        return f"A pod cannot change its size while it runs. Restart the kernel: {_THEN.format(wanted)}"
+
+    async def grant(
+        self, size: str, on_slice: SliceEnvironment, *, can_restart: bool = True
+    ) -> dict[str, Any]:
+        """Change a running kernel's slice; return what the kernel does and says about it.
+
+        ``granted`` is whether it has, or will have, what was asked for; ``message``
+        is for its user; ``variables`` is what changes in its environment.
+        ``can_restart`` is whether a restart of the kernel keeps its slice.
+        """
+        try:
+            wanted = parse_request(size)
+            lease = await self.resize(wanted)
+        except NotAllowed as error:
+            if not await self._is_in_use():
+                return _refused(error)
+            if not can_restart:
+                return {"granted": False, "message": f"{_USED} Start a kernel of that size instead."}
+            self._driver.post(events.SizePending(wanted))
+            message = f"{_USED} Restart the kernel: {_THEN.format(wanted)}"
+            return {"granted": True, "at_restart": True, "message": message}
+        except GpuPoolError as error:
+            return _refused(error)
+        until = "" if can_restart else " A restart brings back the size it was started with."
+        return {"granted": True, "message": _has(lease) + until, "variables": on_slice.change(lease)}
+
+    async def _is_in_use(self) -> bool:
+        """Whether it is the kernel itself that stands in the way."""
+        try:
+            return (await self.pool.activity(self._with_lease())).initialised is not False
+        except GpuPoolError:
+            return False
+
+
+_USED: Final = (
+    "The size cannot change while this kernel runs: it has used the GPU, or may have, and what it keeps "
+    "there would be in the way."
+)
+_THEN: Final = "it then changes to {}, if that is free."
+
+
+def on_our_clock(lease: Lease) -> Lease:
+    """Return the lease with the end of its terms by ``time.monotonic()``, which nobody sets."""
+    if lease.terms.ends_at is None:
+        return lease
+    ends_at = lease.terms.ends_at - time.time() + time.monotonic()
+    return replace(lease, terms=replace(lease.terms, ends_at=ends_at))
+
+
+def _refused(error: GpuPoolError) -> dict[str, Any]:
+    example = " Write, say, %gpu use 10%." if isinstance(error, BadRequest) else ""
+    return {"granted": False, "message": f"{error}{example}"}
+
+
+def _has(lease: Lease) -> str:
+    if not lease.slices:
+        return f"This kernel will have {lease.request.of_gpus} when its slice is back."
+    names = ", ".join(part.device.label for part in lease.slices)
+    memory = memory_in_words(lease.memory_mib)
+    return f"This kernel now has {lease.request.of_gpus}: {memory} on {names}."
+
+
+def _not_now(session: Session, size: SliceRequest, error: TimedOut, outlook: Outlook | None) -> str:
+    wait = outlook.expected if outlook is not None else ""
+    after = f"A wait for {size.named} would take {wait}." if wait else ""
+    largest = parse_request(error.largest_now).of_gpus if error.largest_now else ""
+    fits = f"At this moment it could have up to {largest}." if largest else ""
+    kept = f"The kernel was not restarted: it keeps {session.request.of_gpus} and all its variables."
+    return " ".join(filter(None, (error.message, kept, fits, after)))

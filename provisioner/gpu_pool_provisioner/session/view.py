@@ -1,0 +1,128 @@
+"""How a kernel's slice stands, for those who look at it: the API, and with it panel, ``%gpu`` and status bar.
+
+Pure: values in, values out.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from gpu_pool_client import Activity, Lease, Outlook, SliceRequest
+from gpu_pool_provisioner.session import idling
+from gpu_pool_provisioner.session.idling import IdleState
+from gpu_pool_provisioner.session.session import Session, SliceEnd, State
+
+
+class SlicePhase(str, enum.Enum):
+    """Where a kernel is with its slice, in the words of the API."""
+
+    ASKING = "asking"
+    """The pool has not answered yet."""
+    WAITING = "waiting"
+    """Its lease is in the queue, and the kernel has not started."""
+    STARTING = "starting"
+    """The slice is held; the kernel is being launched, and has not answered."""
+    HELD = "held"
+    """The slice is held, and the kernel runs."""
+    PARKED = "parked"
+    """The slice is lent to others; the kernel keeps its variables."""
+    RESUMING = "resuming"
+    """It is parked, and something was submitted: its slice is asked for again."""
+    NONE = "none"
+    """It gave up, or its slice is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceView:
+    """How one kernel's slice stands."""
+
+    phase: SlicePhase
+    #: What its user should read now; may be empty.
+    message: str
+    #: What it has, or asks for.
+    request: SliceRequest
+    #: The size to which it changes at its next restart.
+    pending: SliceRequest | None
+    #: The lease as it was last seen.
+    lease: Lease | None
+    activity: Activity | None
+    position: int | None
+    outlook: Outlook | None
+    idle: IdleState
+    end: SliceEnd | None
+    #: Whether it is parked because its user gave the slice back.
+    given_back: bool
+    #: Whether its size can change without a restart.
+    resizes_live: bool
+
+
+_PHASES: Final = {
+    State.DOWN: SlicePhase.NONE,
+    State.ASKING: SlicePhase.ASKING,
+    State.QUEUED: SlicePhase.WAITING,
+    State.QUEUED_RESIZING: SlicePhase.WAITING,
+    State.HELD: SlicePhase.STARTING,
+    State.STARTING: SlicePhase.STARTING,
+    State.RUNNING: SlicePhase.HELD,
+    State.ASKED_BACK: SlicePhase.HELD,
+    State.RESIZING: SlicePhase.HELD,
+    State.PARKING: SlicePhase.HELD,
+    State.PARKED: SlicePhase.PARKED,
+    State.RESUMING: SlicePhase.RESUMING,
+    State.RESTARTING: SlicePhase.STARTING,
+    State.WITHOUT_SLICE: SlicePhase.NONE,
+    State.ENDING: SlicePhase.NONE,
+    State.ENDED: SlicePhase.NONE,
+}
+
+
+def phase_of(session: Session) -> SlicePhase:
+    """Return where the kernel is with its slice."""
+    if session.state is State.ASKING and session.is_held:
+        return SlicePhase.STARTING
+    if session.state is State.DOWN and session.is_held and session.end is None:
+        return SlicePhase.HELD  # for as long as its end is forgiven
+    return _PHASES[session.state]
+
+
+def view(session: Session, seen: tuple[bool, float], shown: str, now: float, *, is_told: bool) -> SliceView:
+    """Return how things stand. Costs next to nothing.
+
+    ``seen`` is whether the kernel works and when it last began or ended that; ``shown`` is what the waiting
+    cell shows; ``is_told`` is whether the running kernel can be told of other variables.
+    """
+    phase, parking, wait = phase_of(session), session.parking, session.wait
+    idle, position = IdleState(), None
+    if session.idling is not None:
+        idle = idling.idle_state(session.idling, *seen, session.activity or Activity(), now)
+    if wait is not None:
+        position = wait.position or (session.lease.position if session.lease is not None else None)
+    resizes = phase is SlicePhase.WAITING or (phase is SlicePhase.HELD and is_told and not session.in_pod)
+    return SliceView(
+        phase,
+        _message(session, phase, shown),
+        session.request,
+        session.pending,
+        session.lease,
+        session.activity,
+        position,
+        wait.outlook if wait is not None else None,
+        idle,
+        session.end if phase is not SlicePhase.HELD else None,
+        parking is not None and parking.given_back,
+        resizes,
+    )
+
+
+def _message(session: Session, phase: SlicePhase, shown: str) -> str:
+    """Return what the kernel's user should read now."""
+    if phase is SlicePhase.NONE:
+        return session.end.message if session.end is not None else ""
+    if phase is SlicePhase.PARKED and session.parking is not None:
+        return session.parking.why
+    if phase is SlicePhase.HELD and session.lease is not None:
+        return session.lease.message or session.notice
+    wait = session.wait
+    return wait.outlook.why if wait is not None and wait.outlook is not None else shown
