@@ -195,7 +195,7 @@ class World:
         if self.session.state.has_kernel:
             found += [self._of_its_user, self._time, self._time]
             is_parked = self.session.state in (State.PARKED, State.RESUMING)
-            found += [self._of_the_kernel] if is_parked or self.chance.random() < 0.2 else []
+            found += [self._of_the_kernel] if self.chance.random() < (0.3 if is_parked else 0.2) else []
         return found
 
     def _managed(self) -> events.Event:
@@ -342,7 +342,8 @@ class World:
             events.ResizeRequested(TEN),
             events.ResumeRequested(),
             events.InterruptRequested(),
-            *(events.RestartBegan(), events.RestartExpected(1.0)),
+            *(events.RestartBegan(), events.RestartExpected(1.0), events.ManagerExpected(1.0)),
+            *(events.SizeChanged(TEN), events.SizePending(TEN, 1.0), events.LaunchPrepared()),
         ]
         possible = [each for each in wanted if type(each) in TABLE[self.session.state]]
         return self.chance.choice(possible) if possible else events.TimePassed()

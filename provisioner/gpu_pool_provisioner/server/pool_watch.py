@@ -39,8 +39,13 @@ class PoolState:
 class PoolWatch:
     """Looks at one pool, on the background loop, while somebody listens. Its state may be read anywhere."""
 
-    def __init__(self, url: str, memory_every: float) -> None:
-        """``memory_every`` is the seconds between two measurements of the memory in use."""
+    def __init__(self, url: str, memory_every: float, answers_within: float = _ANSWERS_WITHIN) -> None:
+        """Look at nothing yet.
+
+        ``memory_every`` is the seconds between two measurements of the memory in use; ``answers_within``
+        those in which the pool answers.
+        """
+        self._answers_within = answers_within
         self._url = url
         self._memory_every = memory_every
         self.state = PoolState()
@@ -61,11 +66,11 @@ class PoolWatch:
         drivers = dict(self.drivers)
         try:
             pool = shared_pool(self._url)
-            found = await asyncio.wait_for(self._compare(pool, drivers.values()), _ANSWERS_WITHIN)
+            found = await asyncio.wait_for(self._compare(pool, drivers.values()), self._answers_within)
             due = time.monotonic() >= self._measured_at + self._memory_every
             if due or any(_is_unmeasured(each) for each in drivers.values()):
                 self._measured_at = time.monotonic()
-                await asyncio.wait_for(self._measure(pool, drivers), _ANSWERS_WITHIN)
+                await asyncio.wait_for(self._measure(pool, drivers), self._answers_within)
             self.state = found
         except GpuPoolError as error:
             self.state = PoolState(False, self.state.simulated, str(error))

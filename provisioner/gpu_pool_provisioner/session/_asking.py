@@ -203,7 +203,9 @@ def _shows(session: Session, text: str) -> do.Show:
 
 
 def positioned(session: Session, event: on.Positioned, now: float) -> Outcome:
-    wait = _waiting(session)
+    wait = session.wait
+    if wait is None:  # it has been granted meanwhile
+        return session, ()
     if event.error is None:
         return explains(replace(session, wait=replace(wait, position=event.position)), now)
     unknown = replace(session, wait=replace(wait, outlook=None))
@@ -212,7 +214,7 @@ def positioned(session: Session, event: on.Positioned, now: float) -> Outcome:
 
 
 def left_queue(session: Session, event: on.LeftQueue, now: float) -> Outcome:
-    return session, (do.AwaitGrant(_waiting(session).lease_id),)
+    return session, () if session.wait is None else (do.AwaitGrant(session.wait.lease_id),)
 
 
 def explains(session: Session, now: float) -> Outcome:
@@ -224,7 +226,9 @@ def explains(session: Session, now: float) -> Outcome:
 
 
 def explained(session: Session, event: on.Explained, now: float) -> Outcome:
-    wait = replace(_waiting(session), is_asked=False, explained_at=now)
+    if session.wait is None:  # it has been granted meanwhile
+        return session, ()
+    wait = replace(session.wait, is_asked=False, explained_at=now)
     if event.outlook is None:
         error = event.error
         told = () if error is None else (_shows(session, texts.unreachable(session.size, error)),)

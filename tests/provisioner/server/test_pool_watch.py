@@ -138,8 +138,8 @@ async def test_what_goes_wrong_is_told_and_is_over_with_the_next_answer(
 async def test_a_pool_that_hangs_is_told_as_such(
     pool: FakePool, driver: SessionDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_watch, "_ANSWERS_WITHIN", 0.01)
     monkeypatch.setattr(pool, "status", lambda: asyncio.sleep(600))
-    watch = watching(driver)
+    watch = PoolWatch("fake:", 0.0, answers_within=0.01)
+    watch.drivers = {"kernel": driver}
     await watch.look()
     assert "does not answer" in watch.state.message

@@ -30,5 +30,5 @@ def test_no_walk_breaks_a_promise(seed: int) -> None:
 
 @pytest.mark.long
 def test_no_long_walk_breaks_a_promise_and_every_arrow_is_gone() -> None:
-    world = walk(1, 1_000_000)
+    world = walk(1, 3_000_000)
     assert world.seen == arrows()
