@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import local_pool
-from gpu_pool.store import requests
+from gpu_pool.store import registration
 from gpu_pool.store.database import Database
 from gpu_pool.store.errors import OtherDevices, StoreUnusable
 from gpu_pool_client import Device, LeaseState, NeverFits, parse_request
@@ -73,11 +73,11 @@ async def test_a_process_that_sees_other_devices_takes_none_away(
     path = tmp_path / "store.db"
     assert await devices(path, real(0)) == [real(0)]
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(requests, "pid_namespace", lambda: "pid:[of another container]")
+        elsewhere.setattr(registration, "pid_namespace", lambda: "pid:[of another container]")
         assert await devices(path, real(1)) == [real(1)], "and is offered its own"
     assert await devices(path, real(0)) == [real(0)], "nor is the one here offered what that one saw"
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(requests, "pid_namespace", lambda: "pid:[of another container]")
+        elsewhere.setattr(registration, "pid_namespace", lambda: "pid:[of another container]")
         async with embedded(path, real(1)) as pool:
             assert (await pool.get_lease(await take(pool, "1", "key"))).slices[0].device == real(1)
 
@@ -241,7 +241,7 @@ async def test_a_service_has_what_it_was_given_and_nothing_else(tmp_path: Path) 
         await before.status()
     async with local_pool(path, find_devices=given(real(1), of=THREE), owner=True) as service:
         assert [each.device for each in (await service.status()).devices] == [real(1)]
-        assert service.device_problems == ("A problem.", "A way.")
+        assert service.core.registry.problems == ("A problem.", "A way.")
 
 
 def uuid(found: Device) -> str:

@@ -1,4 +1,4 @@
-"""Jobs of SenseTime's clusters (Helios, SC 2021): a cluster's ``cluster_log.csv``, one row a job.
+"""Jobs of SenseTime's clusters (Helios, SC 2021): a cluster's cluster_log.csv, one row a job.
 
 Columns that are read: ``user``, ``vc`` (virtual cluster, taken as the course), ``gpu_num`` and ``node_num``
 (GPUs in all, and nodes), ``submit_time``, ``start_time`` and ``end_time`` (``2020-06-09 18:41:01``).

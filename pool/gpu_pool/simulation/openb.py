@@ -1,4 +1,4 @@
-"""Days of Alibaba's fractional trace: its list of pods (``openb_pod_list_default.csv``), one row a pod.
+"""Days of Alibaba's fractional trace: its list of pods (openb_pod_list_default.csv), one row a pod.
 
 Columns that are read: ``name``, ``num_gpu`` (GPUs), ``gpu_milli`` (thousandths of each), ``qos`` (taken as
 the course), ``creation_time``, ``scheduled_time`` and ``deletion_time`` (seconds since the trace began).

@@ -1,6 +1,6 @@
-"""Tasks of Alibaba's PAI (NSDI 2022): ``pai_task_table.csv`` of alibaba/clusterdata, one row a task.
+"""Tasks of Alibaba's PAI (NSDI 2022): pai_task_table.csv of alibaba/clusterdata, one row a task.
 
-The file has no header; its columns, of ``pai_task_table.header``, are in :data:`_HEADER`. Those that are
+The file has no header; its columns, of pai_task_table.header, are in :data:`_HEADER`. Those that are
 read: ``task_name`` (the task's role, taken as the course), ``inst_num`` (how many instances it has),
 ``start_time`` and ``end_time`` (seconds), ``plan_gpu`` (hundredths of a GPU that each instance asks for).
 When a task was submitted is in no column: it is taken to be asked for when it started.

@@ -1,6 +1,6 @@
 """June of the trace of Adobe's cluster that NotebookOS (ASPLOS 2026) replays, one row a training.
 
-The file is ``sensei_june_60sec.csv`` of ds2-lab/NotebookOS-Dashboard. Columns that are read: ``num_gpu``
+The file is sensei_june_60sec.csv of ds2-lab/NotebookOS-Dashboard. Columns that are read: ``num_gpu``
 (GPUs), ``submit_time`` and ``duration`` (minutes since the month began). It names no notebook: rows stand
 session after session, and a new session begins where a row's time is earlier than the end of the row before
 it, less a minute. Each training is taken as a cell. A session has the most GPUs that one of its cells has,
