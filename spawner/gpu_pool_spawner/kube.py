@@ -22,6 +22,16 @@ from typing import Any, Final
 from tornado.web import HTTPError
 from traitlets import TraitError, default
 
+try:
+    from kubernetes_asyncio.client.exceptions import ApiException
+    from kubespawner import KubeSpawner
+    from kubespawner.clients import shared_client
+except ImportError as error:  # what JupyterHub shows if c.JupyterHub.spawner_class names this class
+    raise ImportError(
+        f"The spawner for Kubernetes is not installed: {error}. "
+        "Install it: pip install 'jupyter-gpu-pool[kubernetes]'."
+    ) from error
+
 from gpu_pool.cluster.dialects import DialectOptions
 from gpu_pool.courses import CourseFile
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, SliceRequest
@@ -29,7 +39,7 @@ from gpu_pool_client._durations import format_duration
 from gpu_pool_client._log import EscapingLogger, quoted
 from gpu_pool_spawner import choices, kube_choices, kube_messages, kube_profile_list
 from gpu_pool_spawner.kube_choices import granted_instead, say_next, server_choices
-from gpu_pool_spawner.kube_cluster import ClusterSupply, capacity
+from gpu_pool_spawner.kube_cluster import ClusterSupply, capacity, cluster_reader_of
 from gpu_pool_spawner.kube_profile_list import Choice, Listed
 from gpu_pool_spawner.kube_profiles import (
     KubeSettings,
@@ -43,18 +53,6 @@ from gpu_pool_spawner.kube_profiles import (
 from gpu_pool_spawner.mixin import GPUPoolSpawnerMixin, refusal, with_course
 from gpu_pool_spawner.page import ServerChoice, nothing_to_choose, say_size, spawn_page
 from gpu_pool_spawner.pool_view import log_once
-
-try:
-    from kubernetes_asyncio.client.exceptions import ApiException
-    from kubespawner import KubeSpawner
-    from kubespawner.clients import shared_client
-
-    from gpu_pool_spawner.kube_cluster import cluster_reader_of
-except ImportError as error:  # what JupyterHub shows if c.JupyterHub.spawner_class names this class
-    raise ImportError(
-        f"The spawner for Kubernetes is not installed: {error}. "
-        "Install it: pip install 'jupyter-gpu-pool[kubernetes]'."
-    ) from error
 
 #: Seconds between two looks at a pod that is starting.
 _LOOK: Final = 0.5
