@@ -377,12 +377,12 @@ class GPUPoolProvisioner(SliceSettings):
         }
         await self._end_previous()
         kwargs = {**kwargs, "env": {**environment, **ours}}
-        if not kwargs.get("independent") and not is_ipython(cmd):
-            # IPython kernels look after their parent themselves. This is on the background loop's thread,
-            # which lives as long as the process.
-            kwargs["preexec_fn"] = die_with_parent()
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
+            if not kwargs.get("independent") and not is_ipython(cmd):
+                # IPython kernels look after their parent themselves. This is on the background loop's thread,
+                # which lives as long as the process.
+                kwargs["preexec_fn"] = die_with_parent()
             await super().launch_kernel(on_slice.command, **kwargs)
         else:
             self.process, self.pid, self.pgid = warm, warm.pid, warm.pid  # type: ignore[assignment]

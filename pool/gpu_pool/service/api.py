@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import JsonSchemaMode
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
+from pydantic_core.core_schema import TupleSchema
 from tornado.web import Application
 
 from gpu_pool.courses import CourseFolder, Courses
@@ -165,6 +166,18 @@ def describe(routes: Iterable[Route], root: str) -> bytes:
 _Schemas = Mapping[int, dict[str, Any]]
 
 
+class _PlainTuples(GenerateJsonSchema):
+    """Describes pairs of one kind as lists of two: programs that know OpenAPI 3.0 do not know ``prefixItems``."""
+
+    def tuple_schema(self, schema: TupleSchema) -> JsonSchemaValue:
+        found = super().tuple_schema(schema)
+        items = found.get("prefixItems", ())
+        if items and all(each == items[0] for each in items):
+            del found["prefixItems"]
+            found["items"] = items[0]
+        return found
+
+
 def _schemas(routes: Iterable[Route]) -> tuple[_Schemas, dict[str, Any]]:
     """Return the schema of every type of the routes, by its ``id``, and what those refer to."""
     operations = [each for route in routes for each in route.exchanges.values()]
@@ -174,7 +187,9 @@ def _schemas(routes: Iterable[Route]) -> tuple[_Schemas, dict[str, Any]]:
     adapters |= {id(each.body): TypeAdapter(each.body) for each in operations if each.body}
     adapters[id(_PROBLEM)] = _PROBLEM
     inputs = [(key, modes, adapter) for key, adapter in adapters.items()]
-    found, shared = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")
+    found, shared = TypeAdapter.json_schemas(
+        inputs, ref_template="#/components/schemas/{model}", schema_generator=_PlainTuples
+    )
     definitions = dict(shared["$defs"])
     definitions["Lease"]["properties"]["request"] = {**_TEXT, "examples": ["2%"]}
     return {key: dict(schema) for (key, _), schema in found.items()}, definitions
