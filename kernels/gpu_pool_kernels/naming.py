@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool_client import WHOLE, Filters, SliceRequest, format_memory
-from gpu_pool_client._requests import memory_in_words
+from gpu_pool_client._requests import format_length, memory_in_words
 
 #: What ipykernel adds to the name of its own kernelspec.
 _SUFFIX: Final = " (ipykernel)"
@@ -40,7 +40,8 @@ _LINE: Final = """\
 
 def display_name(base: str, request: SliceRequest, *, batch: bool = False) -> str:
     """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU 2%)``."""
-    parts = [request.title, *_filters(request.filters), *(["batch"] if batch else [])]
+    length = [] if request.length is None else [f"for {format_length(request.length)}"]
+    parts = [request.title, *_filters(request.filters), *length, *(["batch"] if batch else [])]
     return f"{base.removesuffix(_SUFFIX)} ({', '.join(parts)})"
 
 
@@ -52,6 +53,8 @@ def folder_name(base: str, request: SliceRequest, *, batch: bool = False) -> str
     """
     filters = request.filters
     parts = [base, "gpu", _slug(request), *(["batch"] if batch else [])]
+    if request.length is not None:
+        parts.append(f"for{format_length(request.length)}")
     if filters.memory_mib is not None:
         parts.append(f"memory{format_memory(filters.memory_mib)}")
     if filters.driver is not None:
@@ -63,10 +66,11 @@ def folder_name(base: str, request: SliceRequest, *, batch: bool = False) -> str
     return "-".join(parts).lower()
 
 
-def by_size(request: SliceRequest) -> tuple[int, int, int, str]:
-    """Return what sizes are sorted by: 2%, 10%, 50%, 1, 2x75%, 4; then amounts of memory; then filters."""
+def by_size(request: SliceRequest) -> tuple[int, int, int, str, int]:
+    """Return what sizes are sorted by: 2%, 10%, 50%, 1, 2x75%, 4; amounts of memory; then filters."""
     amount = request.milli or request.memory_mib or 0
-    return int(request.milli is None), request.count * amount, request.count, str(request.filters)
+    size = int(request.milli is None), request.count * amount, request.count
+    return *size, str(request.filters), request.length or 0
 
 
 def logo(request: SliceRequest) -> str:

@@ -2,7 +2,8 @@
 
 ``2%`` and ``0.02`` are a share of one GPU, ``1.5GiB`` and ``655MiB`` an amount
 of GPU memory, ``4`` four whole GPUs, ``2x50%`` half of each of two. Filters
-follow: ``2% model=V100 memory>=16GiB driver>=550 index=0,1``.
+follow: ``2% model=V100 memory>=16GiB driver>=550 index=0,1``. So does for how long
+it is held at most: ``2% for 20min``.
 
 All arithmetic is on integers: shares in thousandths of a device (*milli*),
 memory in MiB. Fifty times 2% is exactly one GPU.
@@ -11,10 +12,12 @@ memory in MiB. Fifty times 2% is exactly one GPU.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gpu_pool_client._durations import parse_duration
 from gpu_pool_client._errors import BadRequest
 
 #: Thousandths in one whole device.
@@ -29,7 +32,8 @@ MAX_MIB: Final = 999_999_999
 ACCEPTED: Final = (
     "Accepted: 2% or 0.02 (a share of one GPU), 1.5GiB or 655MiB (GPU memory), "
     "4 (whole GPUs), 2x50% (the same share of several); then filters, if any: "
-    "model=V100 memory>=16GiB driver>=550 index=0,1."
+    "model=V100 memory>=16GiB driver>=550 index=0,1; "
+    "and for 20min (it ends then at the latest)."
 )
 
 _MIB_PER_UNIT: Final = {"mib": 1, "gib": 1024}
@@ -83,6 +87,8 @@ class SliceRequest:
     milli: int | None = None
     memory_mib: int | None = None
     filters: Filters = field(default_factory=Filters)
+    #: For how long it is held at most, in whole seconds; None where nothing is said.
+    length: int | None = None
 
     @property
     def whole_devices(self) -> bool:
@@ -91,7 +97,7 @@ class SliceRequest:
 
     @property
     def size(self) -> str:
-        """The request without its filters: ``2%``, ``2x1.5GiB``, ``4``."""
+        """The request without its filters and its length: ``2%``, ``2x1.5GiB``, ``4``."""
         if self.milli == WHOLE:
             return str(self.count)
         amount = format_memory(self.memory_mib) if self.memory_mib else format_share(self.milli or 0)
@@ -99,15 +105,15 @@ class SliceRequest:
 
     @property
     def named(self) -> str:
-        """What a sentence calls it: ``2%``, ``a whole GPU``, ``4 whole GPUs``; and its filters."""
+        """What a sentence calls it: ``2%``, ``a whole GPU``, ``4 whole GPUs``; and what follows."""
         if not self.whole_devices:
             return str(self)
         whole = "a whole GPU" if self.count == 1 else f"{self.count} whole GPUs"
-        return f"{whole} {self.filters}".strip()
+        return _joined(whole, self.filters, self.length)
 
     @property
     def title(self) -> str:
-        """What kernels of it are called: ``GPU 2%``, ``GPU 75%×2``, ``whole GPU``; without filters."""  # noqa: RUF002
+        """What kernels of it are called: ``GPU 2%``, ``GPU 75%×2``, ``whole GPU``; no more of it."""  # noqa: RUF002
         part = replace(self, count=1)
         amount = memory_in_words(self.memory_mib, exact=True) if self.memory_mib else part.size
         size = "whole GPU" if self.whole_devices else f"GPU {amount}"
@@ -117,13 +123,37 @@ class SliceRequest:
     @property
     def of_gpus(self) -> str:
         """How much of what, without filters: ``2% of a GPU``, ``50% of each of 2 GPUs``, ``a whole GPU``."""
-        part = replace(self, count=1, filters=Filters())
+        part = replace(self, count=1, filters=Filters(), length=None)
         if self.whole_devices:
-            return replace(self, filters=Filters()).named
+            return replace(self, filters=Filters(), length=None).named
         return f"{part} of a GPU" if self.count == 1 else f"{part} of each of {self.count} GPUs"
 
+    def at_most(self, limit: float | None) -> float | None:
+        """Return for how many seconds it is held where a limit holds for all; None where nothing ends it."""
+        return min((each for each in (self.length, limit) if each is not None), default=None)
+
     def __str__(self) -> str:
-        return f"{self.size} {self.filters}".strip()
+        return _joined(self.size, self.filters, self.length)
+
+
+def _joined(size: str, filters: Filters, length: int | None) -> str:
+    said = "" if length is None else f"for {format_length(length)}"
+    return " ".join(filter(None, (size, str(filters), said)))
+
+
+def format_length(seconds: int) -> str:
+    """Write a length so that it reads back exactly: 1200 → ``20min``, 93784 → ``1d2h3min4s``.
+
+    Parameters
+    ----------
+    seconds
+        The length, in whole seconds.
+    """
+    words = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(seconds, size)
+        words += [f"{count}{unit}"] * bool(count)
+    return "".join(words)
 
 
 def format_share(milli: int) -> str:
@@ -188,7 +218,7 @@ def parse_request(text: str) -> SliceRequest:
     Parameters
     ----------
     text
-        Such as ``2%``, ``1.5GiB``, ``2x50%`` or ``4``, with filters behind it, if any.
+        Such as ``2%``, ``1.5GiB``, ``2x50%`` or ``4``, with filters and ``for 20min`` behind it, if any.
 
     Returns
     -------
@@ -214,7 +244,11 @@ def _parse(text: str) -> SliceRequest:
     if not words:
         raise _refusal(text, "it is empty")
     count, milli, memory_mib = _parse_size(words[0], text)
-    return SliceRequest(count, milli, memory_mib, _parse_filters(words[1:], text))
+    filters, length = _parse_length(words[1:], text)
+    request = SliceRequest(count, milli, memory_mib, _parse_filters(filters, text), length)
+    if length is not None and len(str(request)) > MAX_TEXT:
+        raise _refusal(text, f"written in full it has more than {MAX_TEXT} characters")
+    return request
 
 
 def _refusal(text: str, why: str = "") -> BadRequest:
@@ -276,6 +310,25 @@ def _mib(whole: str, part: str | None, unit: str, text: str) -> int:
     if not 1 <= mib <= MAX_MIB:
         raise _refusal(text, f"memory is between 1MiB and {MAX_MIB}MiB")
     return mib
+
+
+def _parse_length(words: list[str], text: str) -> tuple[list[str], int | None]:
+    """Return the words without ``for`` and its duration, and that in seconds, rounded up."""
+    places = [place for place, word in enumerate(words) if word.lower() == "for"]
+    if not places:
+        return words, None
+    first = places[0]
+    if len(places) > 1:
+        raise _refusal(text, "its length is given twice")
+    if len(words) == first + 1:
+        raise _refusal(text, "after for a duration follows, such as 20min, 2h or 1h30min")
+    try:
+        length = math.ceil(parse_duration(words[first + 1]))
+    except BadRequest as error:
+        raise _refusal(text, f"{error.message} {error.remedy}".rstrip(".")) from error
+    if not length:
+        raise _refusal(text, "its length is not longer than zero")
+    return words[:first] + words[first + 2 :], length
 
 
 def _parse_filters(words: list[str], text: str) -> Filters:

@@ -38,6 +38,13 @@ class Terms:
     revocable: bool = False
     #: Whether its kernel runs in a pod that the pool starts, by :meth:`~gpu_pool_client.Pool.launch`.
     in_pod: bool = False
+    #: Whether it ends then because a length was said with its request, and not because its course says so.
+    ends_as_asked: bool = False
+
+    @property
+    def why_it_ends(self) -> str:
+        """Why it ends at ``ends_at``, as the end of a sentence."""
+        return "no longer lease was asked for" if self.ends_as_asked else "its course allows no longer lease"
 
     @property
     def acts_when_idle(self) -> bool:
@@ -473,6 +480,8 @@ class Lease:
             facts["GPU_POOL_SIMULATED"] = "1"
         if self.terms.ends_at is not None:
             facts["GPU_POOL_ENDS_AT"] = f"{self.terms.ends_at:.0f}"
+            if self.terms.ends_as_asked:
+                facts["GPU_POOL_ENDS_AS_ASKED"] = "1"
         if self.terms.idle_limit is not None and self.terms.acts_when_idle:
             facts["GPU_POOL_IDLE_LIMIT"] = f"{self.terms.idle_limit:.0f}"
             if self.terms.in_pod:

@@ -217,8 +217,11 @@ def pod_of(
         return _without_gpu(made)
     made = merged(made, CONTAINER, profile.translation.pod, dialect.table.bans)
     _prefer(made["spec"], profile.course.kubernetes.prefer, dialect)
-    if profile.course.longest_lease is not None:
-        made["spec"]["activeDeadlineSeconds"] = max(1, round(profile.course.longest_lease))
+    longest = profile.course.longest_lease
+    if profile.request is not None:
+        longest = profile.request.at_most(longest)
+    if longest is not None:
+        made["spec"]["activeDeadlineSeconds"] = max(1, round(longest))
     return made
 
 

@@ -19,6 +19,7 @@ from gpu_pool.courses.model import SliceOffer
 from gpu_pool_client import SliceRequest, format_memory
 from gpu_pool_client._drained import say_drained
 from gpu_pool_client._free import accepting, free_now
+from gpu_pool_client._requests import format_length
 from gpu_pool_spawner.choices import COURSE, OwnCourses
 from gpu_pool_spawner.pool_view import PoolSupply
 
@@ -224,6 +225,8 @@ def say_granted(request: SliceRequest, granted: SliceRequest) -> str:
 def say_size(request: SliceRequest) -> str:
     """Say what a slice is: ``2% of a GPU``, ``4 GiB of the memory of a GPU``, ``2 whole GPUs``."""
     filters = f" ({request.filters})" if str(request.filters) else ""
+    if request.length is not None:
+        filters += f" for {format_length(request.length)}"
     if request.whole_devices:
         return f"{'a whole GPU' if request.count == 1 else f'{request.count} whole GPUs'}{filters}"
     if request.memory_mib is None:

@@ -63,6 +63,24 @@ async def test_a_held_lease_changes_its_size_and_keeps_its_id(pool: Pool) -> Non
     assert await held_milli(pool) == 20
 
 
+async def test_a_length_is_the_end_of_its_lease_at_whatever_size(pool: Pool) -> None:
+    lease = await pool.get_lease(await take(pool, "2% for 20min", key()))
+    assert str(lease.request) == "2% for 20min"
+    assert lease.held_at is not None
+    assert (lease.terms.ends_at, lease.terms.ends_as_asked) == (
+        pytest.approx(lease.held_at + 1200, abs=5),
+        True,
+    )
+    assert lease.environment["GPU_POOL_ENDS_AS_ASKED"] == "1"
+    grown = await pool.resize(lease.id, HALF)
+    assert (str(grown.request), grown.terms.ends_at) == (
+        "50% for 20min",
+        pytest.approx(lease.terms.ends_at, abs=5),
+    )
+    with pytest.raises(BadRequest, match="stays once it has been granted"):
+        await pool.resize(lease.id, parse_request("50% for 2h"))
+
+
 async def test_what_does_not_fit_now_changes_nothing(pool: Pool) -> None:
     lease = await take(pool, "50%", key())
     await take(pool, "20%", key())

@@ -325,3 +325,10 @@ def test_keeping_a_slice_that_nobody_takes_names_the_end_of_its_lease(
         monkeypatch.setenv("GPU_POOL_ENDS_AT", f"{time.time() + left:.0f}")
     slice_requests.keep("2h")
     assert said in capsys.readouterr().out
+
+
+def test_the_end_of_a_lease_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_POOL_ENDS_AT", f"{time.time() + 90.5:.0f}")
+    assert slice_info.terms()[0] == ("Ends in", "1 min: its course allows no longer lease")
+    monkeypatch.setenv("GPU_POOL_ENDS_AS_ASKED", "1")
+    assert slice_info.terms()[0] == ("Ends in", "1 min: no longer lease was asked for")

@@ -315,6 +315,7 @@ def test_ours_are_listed_by_base_and_size(prefix: Path) -> None:
         ("2x50%", "Python 3 (GPU 50%×2)"),  # noqa: RUF001
         ("1.5GiB", "Python 3 (GPU 1.5 GiB)"),
         ("2% model=V100", "Python 3 (GPU 2%, V100)"),
+        ("2% model=V100 for 20min", "Python 3 (GPU 2%, V100, for 20min)"),
         ("1 memory>=16GiB driver>=550 index=0,1", "Python 3 (whole GPU, ≥ 16 GiB, driver ≥ 550, index 0, 1)"),
     ],
 )
@@ -335,6 +336,9 @@ DISTINCT = [
     "2% model=V100",
     "2% memory>=16GiB",
     "2% model=memory16gib",
+    "2% for 20min",
+    "2% model=for20min",
+    "2% for 20s",
     "2% driver>=16",
     "2% index=1",
     "2% index=0,1",

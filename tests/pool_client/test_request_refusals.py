@@ -16,6 +16,8 @@ _EITHER = "write either the number of whole GPUs or NxSHARE"
 _SIGNS = "write model=, memory>=, driver>= and index="
 _AMOUNT = "memory is between 1MiB and 999999999MiB"
 
+_DURATIONS = "Accepted: 90s, 15min, 2h, 1h30min, 3d, or a number of seconds"
+
 
 @pytest.mark.parametrize(
     ("text", "why"),
@@ -58,6 +60,14 @@ _AMOUNT = "memory is between 1MiB and 999999999MiB"
         ("2% driver>=5.5.5.5.5", "the filter value '5.5.5.5.5' is not understood"),
         ("2% index=,1", "the filter value ',1' is not understood"),
         ("2% memory>=4", "the filter value '4' is not an amount of memory"),
+        ("2% for", "after for a duration follows, such as 20min, 2h or 1h30min"),
+        ("2% for 1h for 2h", "its length is given twice"),
+        ("2% for 0min", "its length is not longer than zero"),
+        ("2% for soon", f"'soon' is not a duration. {_DURATIONS}"),
+        ("2% for -1h", f"'-1h' is not a duration. {_DURATIONS}"),
+        ("2% for 20 min", "'min' is not a filter"),
+        ("2% for 3651d", "'3651d' is longer than ten years. Accepted: at most 3650d"),
+        ("2% for model=V100", f"'model=V100' is not a duration. {_DURATIONS}"),
         (f"2% memory>={'4' * 60}", f"the filter value '{'4' * 40}' is not an amount of memory"),
     ],
 )
@@ -83,6 +93,10 @@ def test_what_is_too_long_is_not_read() -> None:
     ):
         parse_request("x" * 257)
     assert parse_request("2%" + " " * 254).milli == 20
+    indexes = ",".join(str(1000 + number) for number in range(32))
+    assert len(str(parse_request(f"2% model={'a' * 60} index={indexes} for 9999999"))) == 255
+    with pytest.raises(BadRequest, match="written in full it has more than 256 characters"):
+        parse_request(f"2% model={'a' * 63} index={indexes} for 9999999")
 
 
 @pytest.mark.parametrize(

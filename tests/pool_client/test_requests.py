@@ -32,6 +32,11 @@ from gpu_pool_client import ACCEPTED, BadRequest, Filters, SliceRequest, format_
             " 2%  index=1,0,1 driver>=550.54 memory>=16GiB model=V100 ",
             SliceRequest(milli=20, filters=Filters("V100", 16384, (550, 54), (0, 1))),
         ),
+        ("2% for 20min", SliceRequest(milli=20, length=1200)),
+        ("2 FOR 1h30min model=V100", SliceRequest(2, 1000, filters=Filters("V100"), length=5400)),
+        ("1GiB index=0 for 0.5s", SliceRequest(memory_mib=1024, filters=Filters(index=(0,)), length=1)),
+        ("1 for 90", SliceRequest(milli=1000, length=90)),
+        ("1 for 3650d", SliceRequest(milli=1000, length=315_360_000)),
     ],
 )
 def test_it_reads(text: str, request_: SliceRequest) -> None:
@@ -93,10 +98,13 @@ filters = st.builds(
     driver=st.none() | st.lists(st.integers(0, 99999), min_size=1, max_size=4).map(tuple),
     index=st.sets(st.integers(0, 9999), max_size=8).map(lambda found: tuple(sorted(found))),
 )
-requests = st.builds(
-    SliceRequest, count=st.integers(1, 1024), milli=st.integers(1, 1000), filters=filters
-) | st.builds(
-    SliceRequest, count=st.integers(1, 1024), memory_mib=st.integers(1, 10_000_000), filters=filters
+common = {
+    "count": st.integers(1, 1024),
+    "filters": filters,
+    "length": st.none() | st.integers(1, 3650 * 86_400),
+}
+requests = st.builds(SliceRequest, milli=st.integers(1, 1000), **common) | st.builds(
+    SliceRequest, memory_mib=st.integers(1, 10_000_000), **common
 )
 
 
@@ -105,7 +113,11 @@ def test_what_it_prints_it_reads_back(request_: SliceRequest) -> None:
     assert parse_request(str(request_)) == request_
 
 
-@given(st.text(max_size=300) | st.text("0123456789.%xXgGmMiIbB =><,-+e", max_size=30))
+@given(
+    st.text(max_size=300)
+    | st.text("0123456789.%xXgGmMiIbB =><,-+e", max_size=30)
+    | st.text("12dhmins. ", max_size=20).map("2% for {}".format)
+)
 def test_any_text_is_either_read_back_or_refused_in_words(text: str) -> None:
     try:
         request_ = parse_request(text)
@@ -128,6 +140,8 @@ def test_shares_are_exact(milli: int) -> None:
         ("4 model=V100", "4 whole GPUs model=V100", "4 whole GPUs"),
         ("2%", "2%", "2% of a GPU"),
         ("2% model=V100", "2% model=V100", "2% of a GPU"),
+        ("4 for 2h model=V100", "4 whole GPUs model=V100 for 2h", "4 whole GPUs"),
+        ("2% for 5400s", "2% for 1h30min", "2% of a GPU"),
         ("1.5GiB", "1.5GiB", "1.5GiB of a GPU"),
         ("2x50%", "2x50%", "50% of each of 2 GPUs"),
     ],

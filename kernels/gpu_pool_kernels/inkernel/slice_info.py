@@ -93,12 +93,18 @@ def terms() -> "list[tuple[str, str]]":
     ends_at, idle_limit = number("GPU_POOL_ENDS_AT"), number("GPU_POOL_IDLE_LIMIT")
     if ends_at is not None:
         left = max(0, ends_at - int(time.time()))
-        found.append(("Ends in", f"{duration(left)}: its course allows no longer lease"))
+        found.append(("Ends in", f"{duration(left)}: {why_it_ends()}"))
     if idle_limit is not None and os.environ.get("GPU_POOL_IDLE_ENDS"):
         found.append(("When idle", f"ended after {duration(idle_limit)}, with a warning before"))
     elif idle_limit is not None:
         found.append(("When idle", f"lent to others after {duration(idle_limit)}, unless it has used CUDA"))
     return found
+
+
+def why_it_ends() -> str:
+    """Say why the lease ends when it does."""
+    asked = os.environ.get("GPU_POOL_ENDS_AS_ASKED")
+    return "no longer lease was asked for" if asked else "its course allows no longer lease"
 
 
 def number(name: str) -> "int | None":

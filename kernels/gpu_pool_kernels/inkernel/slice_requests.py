@@ -44,9 +44,8 @@ def until_the_end() -> str:
     if ends_at is None:
         return "."
     left = max(0, ends_at - int(time.time()))
-    return (
-        f", but only until its lease ends, in {slice_info.duration(left)}: its course allows no longer lease."
-    )
+    why = slice_info.why_it_ends()
+    return f", but only until its lease ends, in {slice_info.duration(left)}: {why}."
 
 
 def seconds_of(text: str) -> int:

@@ -170,7 +170,7 @@ class LeaseFollower:
         if left <= 0:
             return EndReason.TOO_LONG.value
         if left <= self._warn_before:
-            _say(formatting.lease_ends(left))
+            _say(formatting.lease_ends(left, self._lease.terms.why_it_ends))
             self._warn_before = 0.0
         return None
 

@@ -68,12 +68,9 @@ def at_most(lease: Lease, now: float) -> str:
     return "" if ends_at is None else f", for at most {format_duration(max(1.0, ends_at - now))}"
 
 
-def lease_ends(left: float) -> str:
+def lease_ends(left: float, why: str) -> str:
     """Warn that a command ends with its longest lease, so many seconds from now."""
-    return (
-        f"the slice ends in {format_duration(max(1.0, left))}, and the command with it, "
-        "because its course allows no longer lease"
-    )
+    return f"the slice ends in {format_duration(max(1.0, left))}, and the command with it, because {why}"
 
 
 def lease_over(reason: str, notice: str, grace: float) -> str:

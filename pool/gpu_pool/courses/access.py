@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -47,7 +48,7 @@ def may_use(course: CourseFile, user: str, groups: Collection[str], at: datetime
 
 def check_offered(course: CourseFile, request: SliceRequest) -> None:
     """Refuse, with ``NotAllowed``, what the course does not offer; say what it offers."""
-    if request in course.requests or _is_below(request, course.any_up_to):
+    if any(_is_offer(request, offer) for offer in course.requests) or _is_below(request, course.any_up_to):
         return
     offers = ", ".join(f"{offer.request} ({offer.name})" for offer in course.slices)
     more = f", and whatever is not more than {course.any_up_to}" if course.any_up_to else ""
@@ -83,12 +84,23 @@ def open_now(course: CourseFile, now: datetime) -> str:
     return f"opens {say_when(opens, course)}" if opens else "over"
 
 
+def _is_offer(request: SliceRequest, offer: SliceRequest) -> bool:
+    """Whether a request asks for what is offered, for no longer than that."""
+    return _is_as_short(request, offer) and replace(request, length=offer.length) == offer
+
+
+def _is_as_short(request: SliceRequest, most: SliceRequest) -> bool:
+    return most.length is None or (request.length is not None and request.length <= most.length)
+
+
 def _is_below(request: SliceRequest, most: SliceRequest | None) -> bool:
-    """Whether a request asks for no more than another, in the same unit and on the same devices.
+    """Whether a request asks for no more than another, in the same unit, on the same devices, for as long.
 
     What a share is in memory depends on the device, so one is never compared with the other.
     """
     if most is None or request.count > most.count or str(most.filters) not in ("", str(request.filters)):
+        return False
+    if not _is_as_short(request, most):
         return False
     if request.milli is not None and most.milli is not None:
         return request.milli <= most.milli

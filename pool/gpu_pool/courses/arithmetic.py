@@ -136,10 +136,10 @@ def rush(
     served = students if of_all is None else min(students, of_all)
     if of_each == 0:
         served = 0
-    stays = min(stay, course.longest_lease or stay)
+    longest = request.at_most(course.longest_lease)
+    stays = min(stay, longest or stay)
     arrivals = [
-        Arrival(0.0, f"student-{number}", name, request, stays, course.longest_lease)
-        for number in range(1, served + 1)
+        Arrival(0.0, f"student-{number}", name, request, stays, longest) for number in range(1, served + 1)
     ]
     policy = Policy(weights={name: course.weight})
     run = _simulated(Simulation(arrivals, devices, ORDERS["fair"], policy, rules), devices, goes_on)

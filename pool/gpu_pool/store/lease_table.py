@@ -26,6 +26,7 @@ from gpu_pool_client import (
     LeaseState,
     Process,
     Slice,
+    SliceRequest,
     Terms,
     WhenIdle,
     parse_request,
@@ -122,10 +123,11 @@ class LeaseTable:
         """Return the lease of a row, as read or as about to be written."""
         course = self._sharing.courses.get(row["course"], self._sharing.default)
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
+        request = read_request(row["request"])
         return Lease(
             id=row["id"],
             key=row["key"],
-            request=read_request(row["request"]),
+            request=request,
             holder=_holder(row, read_process(row["keeper"]), batch=course.batch),
             state=LeaseState(row["state"]),
             requested_at=row["requested_at"],
@@ -135,7 +137,12 @@ class LeaseTable:
             notice=row["notice"],
             process=read_process(row["process"]) if row["process"] else None,
             position=position,
-            terms=replace(_terms(row["terms"], course), ends_at=ends_at, in_pod=self._sharing.in_pods),
+            terms=replace(
+                _terms(row["terms"], course),
+                ends_at=ends_at,
+                in_pod=self._sharing.in_pods,
+                ends_as_asked=_ends_as_asked(request, course),
+            ),
             asked_back=EndReason(row["asked_back"]) if row["asked_back"] else None,
             failure=read_failure(row["failure"]) if row["failure"] else None,
             held_before=row["held_before"],
@@ -146,7 +153,7 @@ class LeaseTable:
         """Return what changes in a lease's row when it is granted these slices."""
         uptime = self._clock.uptime()
         course = self._sharing.courses.get(row["course"], self._sharing.default)
-        longest = course.longest_lease
+        longest = read_request(row["request"]).at_most(course.longest_lease)
         return {
             "slices": self._devices.write(parts),
             "milli": sum(part.milli for part in parts),
@@ -203,6 +210,11 @@ def read_process(text: str) -> Process:
 def _write_terms(course: Course) -> str:
     """Write the terms with which a course grants a slice now, but for the end, which has a column."""
     return json.dumps([course.idle_limit, course.when_idle.value, course.warn_before, course.keep_at_most])
+
+
+def _ends_as_asked(request: SliceRequest, course: Course) -> bool:
+    """Whether a lease's end follows from what was said with its request, and not from its course."""
+    return request.length is not None and request.length == request.at_most(course.longest_lease)
 
 
 def _terms(text: str | None, course: Course) -> Terms:

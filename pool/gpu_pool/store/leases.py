@@ -16,6 +16,7 @@ from gpu_pool.policy.queue import Waiter
 from gpu_pool.store import busy, reclaim
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.lease_table import plain, read_failure, write_failure, write_process
+from gpu_pool.store.resizing import with_length
 from gpu_pool_client import (
     BadRequest,
     DeviceStatus,
@@ -130,7 +131,7 @@ def change_size(
 ) -> Lease:
     """Change what a lease asks for; see ``Pool.resize``."""
     with store.db.transaction(store.give_up_at):
-        before = _row_that_may_ask(store, lease_id, request)
+        before, request = _checked_size(store, lease_id, request)
         store.resizing.change(before, request, ahead=ahead)
         row = store.leases.row(lease_id)
         parts = store.devices.read(row["slices"])
@@ -142,15 +143,18 @@ def change_size(
 def check_size(store: StoreContext, lease_id: str, request: SliceRequest) -> None:
     """Refuse a size that a lease could never have; nothing is changed."""
     with store.db.snapshot():
-        store.resizing.check(_row_that_may_ask(store, lease_id, request), request)
+        store.resizing.check(*_checked_size(store, lease_id, request))
 
 
-def _row_that_may_ask(store: StoreContext, lease_id: str, request: SliceRequest) -> sqlite3.Row:
-    """Return the row of a lease whose size the pool's rules, and those of its course, allow."""
+def _checked_size(
+    store: StoreContext, lease_id: str, request: SliceRequest
+) -> tuple[sqlite3.Row, SliceRequest]:
+    """Return a lease's row, and what it is to ask for, which the rules of the pool and its course allow."""
     row = store.leases.row(lease_id)
+    request = with_length(row, request)
     store.check_course(request, Holder(row["user"], row["course"] or None))
     admission.check_rules(request, store.rules)
-    return row
+    return row, request
 
 
 def lend(store: StoreContext, lease_id: str, *, queued: bool = False) -> Lease:

@@ -148,7 +148,7 @@ WHERE number = :number;
 UPDATE lease SET turn = :turn, reserved = :reserved WHERE number = :number;
 
 -- name: holdings
-SELECT user, course, slices, ends_by, held_at FROM lease WHERE turn IS NULL AND state = 'held';
+SELECT user, course, request, slices, ends_by, held_at FROM lease WHERE turn IS NULL AND state = 'held';
 
 -- name: accounts
 -- What every user of every course has: held, parked or waiting.

@@ -227,9 +227,10 @@ class StoredQueue:
 
     def _waiter(self, row: Row) -> Waiter:
         course = self.sharing.courses.get(row["course"], self.sharing.default)
+        request = read_request(row["request"])
         return Waiter(
             number=row["number"],
-            request=read_request(row["request"]),
+            request=request,
             devices=allowed_devices(row),
             user=row["user"],
             course=row["course"],
@@ -238,9 +239,12 @@ class StoredQueue:
             reserved=tuple(row["reserved"].split(",")) if row["reserved"] else (),
             batch=bool(row["batch"]) or course.batch,
             is_parked=bool(row["home"]),
-            longest=course.longest_lease,
+            longest=request.at_most(course.longest_lease),
+            is_said=request.length is not None,
         )
 
     def _holding(self, row: sqlite3.Row) -> Holding:
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
-        return Holding(row["user"], row["course"], self._devices.read(row["slices"]), ends_at, row["held_at"])
+        is_said = read_request(row["request"]).length is not None
+        parts = self._devices.read(row["slices"])
+        return Holding(row["user"], row["course"], parts, ends_at, row["held_at"], is_said)

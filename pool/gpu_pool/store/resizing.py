@@ -14,7 +14,7 @@ from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool.store.lease_table import read_request
 from gpu_pool.store.usage import UsageTotals
-from gpu_pool_client import Device, DeviceStatus, LeaseState, Slice, SliceRequest, TimedOut
+from gpu_pool_client import BadRequest, Device, DeviceStatus, LeaseState, Slice, SliceRequest, TimedOut
 
 
 class Resizing:
@@ -179,6 +179,23 @@ class Resizing:
     def _fits_home(self, home: str, request: SliceRequest) -> bool:
         devices = [s.device for s in self._devices.statuses() if s.device.uuid in home.split(",")]
         return len(list(placement.candidates(request, devices, self._rules))) >= request.count
+
+
+def with_length(row: Row, request: SliceRequest) -> SliceRequest:
+    """Return what a lease is to ask for, with the length that it has where none is said.
+
+    Others have been let in, or told when they are served, by the end of what has been held:
+    that stays. Raises ``BadRequest``.
+    """
+    before = read_request(row["request"])
+    if request.length is None:
+        return replace(request, length=before.length)
+    if request.length != before.length and row["first_held_at"] is not None:
+        raise BadRequest(
+            "For how long a slice is held is said when it is asked for, and stays once it has been granted.",
+            f"Ask for {replace(request, length=None)} alone, or give it back and ask for another.",
+        )
+    return request
 
 
 def _size(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> tuple[Slice, ...]:

@@ -6,7 +6,7 @@ Times are seconds of one clock, any clock.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_pool_client import Activity, EndReason, Terms, WhenIdle, format_duration
@@ -30,11 +30,9 @@ class ExpiryAction(enum.Enum):
     END = "end"
 
 
-_LEASE_ENDS: Final = (
-    "This GPU slice ends in {}, and the kernel with it, because its course allows no longer lease. Save "
-    "what you need."
-)
+_LEASE_ENDS: Final = "This GPU slice ends in {{}}, and the kernel with it, because {why}. Save what you need."
 LEASE_ENDED: Final = "The kernel was ended: its GPU slice had been held for as long as its course allows."
+_ENDED_AS_ASKED: Final = "The kernel was ended: its GPU slice had been held for as long as was asked for."
 _IDLE_ENDS: Final = (
     "This kernel has been idle for a long time and ends in {}. "
     'If you still use it, run a cell or "%gpu keep 1h".'
@@ -92,6 +90,7 @@ class ExpiryStep:
 
 
 _END_OF_LEASE: Final = ExpiryStep(ExpiryAction.END, LEASE_ENDED, reason=EndReason.TOO_LONG)
+_END_AS_SAID: Final = replace(_END_OF_LEASE, message=_ENDED_AS_ASKED)
 _END_AS_IDLE: Final = ExpiryStep(ExpiryAction.END, IDLE_ENDED, reason=EndReason.IDLE, if_idle=True)
 # Its user, or an administrator, knows that it is in the way, and has been told what it comes to.
 _END_AS_ASKED: Final = ExpiryStep(ExpiryAction.END, ASKED_BACK, reason=EndReason.IDLE, if_idle=True)
@@ -132,7 +131,7 @@ def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:
     if left is not None and left < seconds:
         answer = (
             f"This kernel keeps its GPU slice for {format_duration(left)} only, however long it is in use: "
-            "its lease ends then, because its course allows no longer lease."
+            f"its lease ends then, because {terms.why_it_ends}."
         )
         return left, answer
     most = "" if seconds == wanted else ", the most that its course allows at once"
@@ -152,7 +151,9 @@ def step(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
 def _end_of_lease(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     if terms.ends_at is None:
         return ExpiryStep(ExpiryAction.NOTHING)
-    return _warn_then_end(terms, seen, now, terms.ends_at, _LEASE_ENDS, _END_OF_LEASE)
+    ending = _END_AS_SAID if terms.ends_as_asked else _END_OF_LEASE
+    warning = _LEASE_ENDS.format(why=terms.why_it_ends)
+    return _warn_then_end(terms, seen, now, terms.ends_at, warning, ending)
 
 
 def _asked_back(seen: KernelObservation, now: float) -> ExpiryStep:

@@ -103,7 +103,7 @@ def test_instructors_may_come_at_any_time() -> None:
     may_use(course(CLOSED + "instructors: [grace]\n"), "grace", (), EVENING)
 
 
-@pytest.mark.parametrize("text", ["2%", "0.02", "1536MiB model=T4"])
+@pytest.mark.parametrize("text", ["2%", "0.02", "1536MiB model=T4", "2% for 20min"])
 def test_what_is_offered_may_be_asked_for(text: str) -> None:
     check_offered(course(), parse_request(text))
 
@@ -138,6 +138,10 @@ def test_nothing_else_may(text: str) -> None:
         ("25% model=T4", "10% model=V100", False),
         ("25% model=T4", "10%", False),
         ("25%", "1.5GiB model=T4", True),
+        ("25%", "10% for 20min", True),
+        ("25% for 1h", "10% for 1h", True),
+        ("25% for 1h", "10% for 61min", False),
+        ("25% for 1h", "10%", False),
     ],
 )
 def test_with_any_up_to_whatever_is_not_more(most: str, text: str, is_offered: bool) -> None:
@@ -147,6 +151,15 @@ def test_with_any_up_to_whatever_is_not_more(most: str, text: str, is_offered: b
     else:
         with pytest.raises(NotAllowed, match=f"and whatever is not more than {most}"):
             check_offered(found, parse_request(text))
+
+
+def test_a_course_may_offer_a_slice_for_a_time() -> None:
+    found = parse_course("ml.yaml", b"title: ML\nslices: [{name: Short, request: 50% for 1h}]\n")
+    check_offered(found, parse_request("50% for 1h"))
+    check_offered(found, parse_request("50% for 20min"))
+    for more in ("50%", "50% for 2h", "60% for 1h"):
+        with pytest.raises(NotAllowed, match=r"ML offers 50% for 1h \(Short\)"):
+            check_offered(found, parse_request(more))
 
 
 @given(some.integers(1, 1000), some.integers(1, 1000), some.integers(1, 4), some.integers(1, 4))

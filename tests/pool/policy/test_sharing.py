@@ -123,6 +123,37 @@ def test_the_longest_lease(pools: Any) -> None:
     assert leases.read(pool.lease_store, waiting.id).terms.ends_at == pytest.approx(pool.now + 7200, abs=1)
 
 
+def test_a_length_that_is_said_is_the_end(pools: Any) -> None:
+    pool = pools(courses={"ml101": {"longest_lease": "2h"}})
+    lease = pool.ask("50% for 20min", course="ml101")
+    assert (lease.terms.ends_at, lease.terms.ends_as_asked) == (pytest.approx(START + 1200, abs=1), True)
+    longer = pool.ask("50% for 3h", course="ml101")
+    assert (longer.terms.ends_at, longer.terms.ends_as_asked) == (pytest.approx(START + 7200, abs=1), False)
+    pool.now += 600
+    leases.lend(pool.lease_store, lease.id)
+    pool.now += 36_000
+    again = leases.queue_again(pool.lease_store, lease.id)
+    assert again.terms.ends_at == pytest.approx(pool.now + 600, abs=1), "what was held before counts"
+    pool.now += 631
+    reclaim.end_over(pool.lease_store)
+    assert leases.read(pool.lease_store, lease.id).end_reason is EndReason.TOO_LONG
+
+
+def test_who_says_a_short_length_is_let_in_before_what_is_reserved(pools: Any) -> None:
+    pool = pools(drain_after="30min")
+    pool.ask("50% for 1h")
+    pool.ask("1 for 1h", "eve")
+    pool.now += 1900
+    reclaim.serve_queue(pool.lease_store)
+    short, long = pool.ask("10% for 20min", "bob"), pool.ask("10% for 3h", "cyd")
+    silent = pool.ask("10%", "dan")
+    assert [pool.state(each) for each in (short, long, silent)] == [
+        LeaseState.HELD,
+        LeaseState.WAITING,
+        LeaseState.WAITING,
+    ]
+
+
 def test_parked_time_does_not_count(pools: Any) -> None:
     pool = pools(courses={"ml101": {"longest_lease": "2h"}})
     lease = pool.ask("1", course="ml101")

@@ -10,10 +10,11 @@ import pytest
 
 from gpu_pool.clock import Clock
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import leases, records, registration, requests
+from gpu_pool.store import leases, reclaim, records, registration, requests
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool_client import (
+    BadRequest,
     Device,
     EndReason,
     Holder,
@@ -147,6 +148,26 @@ def test_the_longest_lease_goes_on_from_the_first_grant(pools: Any) -> None:
     assert leases.read(pool.lease_store, lease.id).terms.ends_at == pytest.approx(before)
     leases.lend(pool.lease_store, lease.id)
     assert leases.queue_again(pool.lease_store, lease.id).terms.ends_at == pytest.approx(before)
+
+
+def test_a_length_stays_when_the_size_changes_and_once_it_is_granted(pools: Any) -> None:
+    pool = pools(device(0), default_course={"longest_lease": "1h"})
+    lease, waiting = pool.ask("50% for 20min"), pool.ask("1 for 20min")
+    ends_at = lease.terms.ends_at
+    assert ends_at == pytest.approx(START + 1200, abs=1)
+    pool.now += 600
+    resized = pool.resize(lease, "10%")
+    assert (str(resized.request), resized.terms.ends_at) == ("10% for 20min", pytest.approx(ends_at))
+    assert pool.resize(lease, "10% for 20min").request == resized.request
+    with pytest.raises(BadRequest, match="stays once it has been granted") as refused:
+        pool.resize(lease, "10% for 30min")
+    assert refused.value.remedy.startswith("Ask for 10% alone")
+    assert str(pool.resize(waiting, "1 for 2h").request) == "1 for 2h"
+    leases.end_lease(pool.lease_store, lease.id, EndReason.RELEASED)
+    reclaim.serve_queue(pool.lease_store)
+    held = leases.read(pool.lease_store, waiting.id)
+    assert (held.state, held.terms.ends_as_asked) == (LeaseState.HELD, False)
+    assert held.terms.ends_at == pytest.approx(pool.now + 3600, abs=1), "the course allows no more"
 
 
 def test_a_quota_counts_the_new_size_in_place_of_the_old(pools: Any) -> None:

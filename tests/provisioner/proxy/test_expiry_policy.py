@@ -130,6 +130,15 @@ def test_the_longest_lease_ends_even_a_busy_kernel_after_a_warning() -> None:
     assert step(terms, busy, NOW + 7200).act is ExpiryAction.END
 
 
+def test_a_length_that_was_said_is_warned_of_and_kept_as_such() -> None:
+    terms = Terms(ends_at=NOW + 1200, warn_before=300, ends_as_asked=True)
+    busy = replace(IDLE, busy=True)
+    warning, end = step(terms, busy, NOW + 900), step(terms, busy, NOW + 1200)
+    assert "ends in 5min, and the kernel with it, because no longer lease was asked for." in warning.message
+    assert (end.act, end.reason) == (ExpiryAction.END, EndReason.TOO_LONG)
+    assert end.message.endswith("had been held for as long as was asked for.")
+
+
 def test_the_end_of_the_lease_comes_before_parking() -> None:
     assert step(Terms(ends_at=NOW + 600, idle_limit=600), IDLE, NOW + 600).act is ExpiryAction.END
 
