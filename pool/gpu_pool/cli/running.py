@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -21,8 +22,25 @@ from gpu_pool.cli.following import GRACE, LEASE_ENDED, LeaseFollower, end_proces
 from gpu_pool.cli.formatting import at_most, granted, plain_lease
 from gpu_pool.cli.requesting import acquire, new_key
 from gpu_pool.cli.screen import note
-from gpu_pool.cli.session import CommandSession, ancestors, choose, held_by, remember, verb, waiting_options
-from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, parse_request
+from gpu_pool.cli.session import (
+    CommandSession,
+    Duration,
+    ancestors,
+    choose,
+    held_by,
+    remember,
+    verb,
+    waiting_options,
+)
+from gpu_pool_client import (
+    BadRequest,
+    EndReason,
+    GpuPoolError,
+    Lease,
+    LeaseState,
+    SliceRequest,
+    parse_request,
+)
 from gpu_pool_client._framework_caps import slice_environment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,12 +61,20 @@ def named_lease(function: F) -> F:
     "run",
     "gpu-pool run 2% -- python train.py",
     "gpu-pool run 1.5GiB --timeout 10min -- python -m pytest tests/gpu",
+    "gpu-pool run 50% --for 20min -- python evaluate.py",
     'gpu-pool run "50% model=V100" --no-wait -- ./simulate --steps 1000',
     "gpu-pool run 5% --docker -- pytorch/pytorch python -c 'import torch; print(torch.cuda.mem_get_info())'",
 )
 @click.argument("size")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @waiting_options
+@click.option(
+    "--for",
+    "length",
+    type=Duration(),
+    metavar="TIME",
+    help="Take the slice for so long at most: the command is ended then. A short one may come sooner.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Do not say what was granted.")
 @click.option("--docker", is_flag=True, help="The command is [DOCKER OPTIONS] IMAGE [COMMAND].")
 @click.option(
@@ -66,6 +92,7 @@ def run(
     wait: bool,
     timeout: float | None,
     batch: bool,
+    length: float | None,
     quiet: bool,
     docker: bool,
 ) -> int:
@@ -82,7 +109,7 @@ def run(
 
     With --docker a container runs on the slice: it sees only the slice's GPU.
     """
-    request = parse_request(size)
+    request = _for_so_long(size, length)
     program = DOCKER if docker else command[0]
     check_command(program)
     with WaitingChild() as child:
@@ -102,6 +129,18 @@ def run(
         found = {"lease": plain_lease(last), "status": status, "lease_over": over}
         click.echo(json.dumps(found), err=True)
     return status
+
+
+def _for_so_long(size: str, length: float | None) -> SliceRequest:
+    """Return the request for a size, of so many seconds where that is given beside it."""
+    request = parse_request(size)
+    if length is None:
+        return request
+    if request.length is not None:
+        raise BadRequest(f"{size!a} says for how long already.", "Leave --for out, or the for in the size.")
+    if not length:
+        raise BadRequest("--for is not longer than zero.", "Leave it out for no limit.")
+    return replace(request, length=math.ceil(length))
 
 
 def _run_command(

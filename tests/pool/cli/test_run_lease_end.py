@@ -48,6 +48,29 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def test_a_command_ends_with_the_length_that_was_said(terminal: Terminal) -> None:
+    program, _ = start(terminal, "echo; sleep 600", "--for", "3s")
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode == 124
+    lines = errors.splitlines()
+    assert lines[0] == f"{RUNNING}, for at most 3s"
+    assert lines[1].endswith("and the command with it, because no longer lease was asked for")
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "said"),
+    [
+        ("2% for 1h", "20min", "'2% for 1h' says for how long already."),
+        ("2%", "0", "--for is not longer than zero"),
+        ("2%", "soon", "'soon' is not a duration. Accepted: 90s, 15min"),
+    ],
+)
+def test_a_length_that_is_none_is_refused(terminal: Terminal, size: str, length: str, said: str) -> None:
+    program = terminal.start("run", size, "--for", length, "--", "true")
+    _, errors = program.communicate(timeout=60)
+    assert (program.returncode, said in errors) == (2, True), errors
+
+
 def test_a_command_ends_with_its_longest_lease_and_with_all_that_it_started(terminal: Terminal) -> None:
     limit(terminal, "3s")
     program, child = start(terminal, WITH_CHILDREN)
