@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpu_pool.cli.screen import Shown
     from gpu_pool.policy.queue import Policy
     from gpu_pool.simulation import Arrival, RunFigures
+    from gpu_pool.simulation.engine import Lengths
     from gpu_pool.simulation.recorded import RecordedDays
     from gpu_pool.simulation.report import WaitFigures
     from gpu_pool_client import Device
@@ -56,6 +57,13 @@ _DEVICES = "--devices"
     metavar="TIME",
     help="How long a large request waits before a GPU is reserved for it: 2h, or minutes; 30 by default.",
 )
+@click.option(
+    "--lengths",
+    type=click.Choice(["none", "learned", "known"]),
+    default="learned",
+    help="What the queue is told of how long leases last: nothing, what ended ones show (the default), or "
+    "all, as if everybody had said so.",
+)
 @click.option("--seed", type=int, help="The random seed of a made-up workload.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot to this SVG file."
@@ -68,6 +76,7 @@ def simulate(
     devices: str | None,
     weight: tuple[str, ...],
     drain_after: float | None,
+    lengths: Lengths,
     seed: int | None,
     plot: Path | None,
     **about_days: Any,
@@ -85,10 +94,10 @@ def simulate(
     options = RecordedOptions(**about_days)
     given = dict(map(_weight, weight))
     if options.form is not None or options.from_history is not None:
-        _simulate_days(session, workload, devices, options, _policy(given, drain_after), plot)
+        _simulate_days(session, workload, devices, options, _policy(given, drain_after), plot, lengths)
         return 0
     title, found, gpus, weights = _arrivals(session, workload, devices, seed)
-    _compare(session, title, found, gpus, _policy({**weights, **given}, drain_after), plot)
+    _compare(session, title, found, gpus, _policy({**weights, **given}, drain_after), plot, lengths)
     return 0
 
 
@@ -99,6 +108,7 @@ def _simulate_days(
     options: RecordedOptions,
     policy: Policy,
     plot: Path | None,
+    lengths: Lengths,
 ) -> None:
     """Replay what was recorded: cell by cell where it is known when these ran, else as leases."""
     from gpu_pool.pool.own_days import own_days
@@ -111,6 +121,8 @@ def _simulate_days(
     else:
         title, days = Path(workload).name, recorded.read_days(_file(workload), options)
     gpus = recorded.nodes(_gpus(session, devices, days, options), options.per_node)
+    if days.has_cells and lengths != "learned":
+        raise BadRequest("Cells are replayed without lengths.", "Leave --lengths out.")
     if days.has_cells:
         recorded.replay_days(title, days, gpus, options, policy, plot, as_json=session.as_json)
     elif options.idle_limit or options.yield_after:
@@ -119,7 +131,7 @@ def _simulate_days(
             "Leave --idle-limit and --yield-after out.",
         )
     else:
-        _compare(session, title, days.arrivals(), gpus, policy, plot)
+        _compare(session, title, days.arrivals(), gpus, policy, plot, lengths)
 
 
 def _gpus(
@@ -144,9 +156,10 @@ def _compare(
     gpus: tuple[Device, ...],
     policy: Policy,
     plot: Path | None,
+    lengths: Lengths,
 ) -> None:
     """Serve the same arrivals in every order, and show how long people wait in each."""
-    by_order = _run(found, gpus, policy)
+    by_order = _run(found, gpus, policy, lengths)
     if plot is not None:
         from gpu_pool.simulation.plot import waits_plot
 
@@ -211,7 +224,9 @@ async def _of_pool(session: CommandSession) -> tuple[Device, ...]:
     )
 
 
-def _run(found: list[Arrival], devices: tuple[Device, ...], policy: Policy) -> dict[str, RunFigures]:
+def _run(
+    found: list[Arrival], devices: tuple[Device, ...], policy: Policy, lengths: Lengths
+) -> dict[str, RunFigures]:
     from gpu_pool.policy import admission
     from gpu_pool.policy.queue_state import Rules
     from gpu_pool.simulation import ORDERS, figures
@@ -224,7 +239,7 @@ def _run(found: list[Arrival], devices: tuple[Device, ...], policy: Policy) -> d
         for number, (name, order) in enumerate(ORDERS.items(), 1):
             what = f"simulating {name}, {number} of {len(ORDERS)}"
             tell = functools.partial(progress.tell, what)
-            results[name] = figures(run(found, devices, order, policy, tell=tell))
+            results[name] = figures(run(found, devices, order, policy, tell=tell, lengths=lengths))
     return results
 
 

@@ -79,6 +79,12 @@ def test_a_history_is_compared_under_four_orders(terminal, history):
     assert {"fair", "strict order", "smallest first", "backfill", "50%"} <= set(rows)
 
 
+@pytest.mark.parametrize("lengths", ["none", "learned", "known"])
+def test_the_queue_is_told_of_lengths_or_not(terminal, history, lengths):
+    done = terminal.run("simulate", history, *GPU, "--lengths", lengths, "--json")
+    assert (done.returncode, json.loads(done.stdout)["requests"]) == (0, 6)
+
+
 def test_as_json_with_a_picture(terminal, history, tmp_path):
     picture = tmp_path / "waits.svg"
     done = terminal.run("simulate", history, *GPU, "--weight", "ml=2", "--plot", str(picture), "--json")
