@@ -167,7 +167,7 @@ _Schemas = Mapping[int, dict[str, Any]]
 
 
 class _PlainTuples(GenerateJsonSchema):
-    """Describes pairs of one kind as lists of two: programs that know OpenAPI 3.0 do not know ``prefixItems``."""
+    """Describes pairs of one kind as lists of two: not every program knows ``prefixItems``."""
 
     def tuple_schema(self, schema: TupleSchema) -> JsonSchemaValue:
         found = super().tuple_schema(schema)
