@@ -89,12 +89,12 @@ def test_names_are_short_and_can_be_printed() -> None:
     assert kernels_that_fit({"mine": entry}, "python", "50%", device_mib=DEVICE_MIB) == ["Python 3 (GPU 2%)"]
 
 
-def test_the_forms_of_a_slice_supervisor_readable_in_the_dialog() -> None:
+def test_the_forms_of_a_slice_stay_readable_in_the_dialog() -> None:
     with pytest.raises(BadRequest) as refused:
         parse_request("2%%")
     words = str(for_dialog(refused.value))
     assert "%" not in words
-    assert words.endswith("Where this\nsays percent, write the percent sign.")
+    assert " ".join(words.split()).endswith("Where this says percent, write the percent sign.")
 
 
 def test_the_advice_reads_as_sentences() -> None:
@@ -114,7 +114,7 @@ def test_one_kernel_is_named_alone_and_never_more_than_three() -> None:
     assert '"A", "B" or "C".' in str(with_advice(error, ["A", "B", "C", "D"], ""))
 
 
-def test_with_nothing_to_add_the_words_supervisor() -> None:
+def test_with_nothing_to_add_the_words_stay() -> None:
     assert str(with_advice(TimedOut("Full.", "Wait."), [], "")) == "Full. Wait."
 
 
