@@ -164,16 +164,33 @@ def compared(name: str) -> dict[str, RunFigures]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["mixed", "research"])
-def test_ours_beats_strict_order_by_far_and_backfill_for_whole_gpus(name: str) -> None:
+def test_ours_beats_strict_order_by_far_and_is_as_full_as_backfill(name: str) -> None:
     by_order = compared(name)
     ours, strict, backfill = by_order["fair"], by_order["strict order"], by_order["backfill"]
     assert ours.waits.p95 < strict.waits.p95 / 10
     assert ours.utilisation > strict.utilisation - 0.002
-    if name == "mixed":  # a GPU full of the small leases of the other is seldom free soon
-        assert ours.whole.p95 < backfill.whole.p95
-        assert ours.whole.median < backfill.whole.median
-        assert ours.whole.worst < backfill.whole.worst
     assert ours.utilisation > backfill.utilisation - 0.005
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mixed",
+        pytest.param(
+            "research",
+            marks=pytest.mark.xfail(
+                raises=AssertionError, reason="since devices are reserved only where that is worth it"
+            ),
+        ),
+    ],
+)
+def test_whole_gpus_are_had_sooner_than_by_backfill(name: str) -> None:
+    by_order = compared(name)
+    ours, backfill = by_order["fair"], by_order["backfill"]
+    assert ours.whole.p95 < backfill.whole.p95
+    assert ours.whole.median < backfill.whole.median
+    assert ours.whole.worst < backfill.whole.worst
 
 
 @pytest.mark.long
