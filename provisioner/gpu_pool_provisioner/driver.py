@@ -295,12 +295,6 @@ class SessionDriver:
         return self._session
 
     @property
-    def kernel_connection(self) -> str | None:
-        """The connection file that the kernel's own process was told; None where it has none here."""
-        backend = self._do.backend
-        return backend.file if backend is not None else None
-
-    @property
     def closed(self) -> bool:
         """Whether its ports are closed for good."""
         return self._session.state is State.ENDED

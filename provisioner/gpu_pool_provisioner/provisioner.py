@@ -14,6 +14,9 @@ has a deadline as well.
 The kernel may be a kernel proxy: it lives, and has no process yet. What the kernel
 manager asks about the process, and does to it, concerns the proxy for as long as
 that is all there is.
+
+A kernel that is to outlive this process (``independent=True``) has its proxy as a process, see ``wrap``:
+that asks for the slice itself and gives it back, and here it is the stock provisioner's kernel.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -36,6 +41,7 @@ from gpu_pool_client import (
     GpuPoolError,
     KernelCommand,
     Lease,
+    PoolUnreachable,
     Process,
     TimedOut,
     parse_request,
@@ -43,7 +49,7 @@ from gpu_pool_client import (
 from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_client._home import home_folder
 from gpu_pool_client._log import EscapingLogger
-from gpu_pool_client._pool import URL_VARIABLE
+from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import NOTICE_VARIABLE, SliceEnvironment, expected_lease, is_ipython
@@ -80,6 +86,8 @@ _MOSTLY_ENDS_WITHIN: Final = 0.2
 _SHUT_DOWN: Final = (State.DOWN, State.RESTARTING, State.ENDED)
 #: Seconds in which a killed process is gone, unless the system holds it.
 _KILLED_WITHIN: Final = 5.0
+#: Where :meth:`GPUPoolProvisioner.get_provisioner_info` says which process is the proxy of a kernel.
+_PROXY: Final = "gpu_pool_proxy"
 
 
 class GPUPoolProvisioner(SliceSettings):
@@ -101,6 +109,8 @@ class GPUPoolProvisioner(SliceSettings):
     _resize_requests: ResizeRequests | None = None
     #: The ports and keys on which the proxy listens.
     _proxy_connection: KernelConnectionInfo | None = None
+    #: The kernel's proxy where that is a process of its own, which outlives this one.
+    _proxy: Process | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Take a slice, or keep the one from before a restart, and prepare the launch.
@@ -110,9 +120,12 @@ class GPUPoolProvisioner(SliceSettings):
         """
         if not self.slice:
             return await super().pre_launch(**kwargs)
+        self.follow_notebook(kwargs.get("env"))
+        if kwargs.get("independent"):
+            await self._check_slice()
+            return await super().pre_launch(**kwargs)
         remember(self)
         async with self._undone_on_failure():
-            self.follow_notebook(kwargs.get("env"))
             await self._take_slice()
             self._reserve_ports()
             return await super().pre_launch(**kwargs)
@@ -124,6 +137,8 @@ class GPUPoolProvisioner(SliceSettings):
         """
         if not self.slice:
             return await super().launch_kernel(cmd, **kwargs)
+        if kwargs.get("independent"):
+            return await self._launch_proxy(cmd, kwargs)
         async with self._undone_on_failure():
             driver = await self._start_in_proxy(cmd, kwargs)
             if self.is_unattended:
@@ -207,8 +222,13 @@ class GPUPoolProvisioner(SliceSettings):
         """End the kernel at once."""
         if self._driver is not None and self._driver.standing_in:
             await in_background(self._driver.stop())
-        else:
-            await super().kill(restart=restart)
+            return
+        if self._proxy is not None and self._proxy.is_alive():
+            # Killed itself, it could neither kill what its kernel has started nor give the slice back.
+            await self.send_signal(signal.SIGQUIT)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.wait(), _KILLED_WITHIN)
+        await super().kill(restart=restart)
 
     async def terminate(self, restart: bool = False) -> None:
         """Ask the kernel to end."""
@@ -225,43 +245,22 @@ class GPUPoolProvisioner(SliceSettings):
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what another process needs to manage this kernel: jupyter_client's way to persist it."""
         info = await super().get_provisioner_info()
-        if self._driver is None:
-            return info
-        connection = self._driver.kernel_connection
-        return {**info, "lease_id": self._driver.session.lease_id, "kernel_connection": connection}
+        if self._proxy is not None:
+            return {**info, _PROXY: asdict(self._proxy)}
+        return info if self._driver is None else {**info, "lease_id": self._driver.session.lease_id}
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
-        """Continue the lease that :meth:`get_provisioner_info` named, and relay to its kernel again.
+        """Go on with the proxy that :meth:`get_provisioner_info` named; of other kernels, with the lease.
 
-        Where the kernel has ended, or its ports are somebody else's, there is only its lease to give back.
+        A kernel without a proxy of its own has ended with its server: only its lease is to be given back.
         """
         await super().load_provisioner_info(provisioner_info)
         if provisioner_info.get("lease_id"):
-            driver = self._driver = self._new_driver(provisioner_info["lease_id"])
+            self._driver = self._new_driver(provisioner_info["lease_id"])
             self._started = True
-            process = Process.of(self.pid) if self.pid else None
-            if provisioner_info.get("kernel_connection") and process is not None:
-                await self._continue(driver, process, provisioner_info["kernel_connection"])
-
-    async def _continue(self, driver: SessionDriver, process: Process, connection: str) -> None:
-        """Listen where the frontends of a kernel look for it, and relay to it, which runs already."""
-
-        async def here(_lease: Lease, _backend: BackendConnection) -> int:
-            self.process = ContinuedProcess(process)  # type: ignore[assignment]
-            return process.pid
-
-        def in_pod(_: Mapping[str, Any]) -> KernelCommand:
-            raise AssertionError("A kernel that runs on this machine is not launched in a pod.")
-
-        try:
-            plan = LaunchPlan((), here, in_pod, BackendConnection.continued(connection))
-            await self._open(driver, [])
-        except OSError as error:
-            EscapingLogger(self.log).warning("Nothing is relayed to the kernel %s: %s", process.pid, error)
-            return
-        await in_background(driver.begin(plan))
-        await in_background(driver.until_launched())
-        await in_background(driver.keep_open())
+        elif provisioner_info.get(_PROXY):
+            self._proxy = Process(**provisioner_info[_PROXY])
+            self.process = ContinuedProcess(self._proxy)  # type: ignore[assignment]
 
     @property
     def driver(self) -> SessionDriver | None:
@@ -292,6 +291,29 @@ class GPUPoolProvisioner(SliceSettings):
             {"env": {**environment, **on_slice.variables}},
             self.template_settings(),
         )
+
+    async def _check_slice(self) -> None:
+        """Raise, as JupyterLab's dialog is to show it, why the pool could never grant the slice."""
+        try:
+            await shared_pool(self.url).forecast(parse_request(self.slice), self.holder())
+        except PoolUnreachable as error:
+            EscapingLogger(self.log).warning("The kernel's proxy waits for its pool: %s", error)
+        except GpuPoolError as error:
+            raise await self._in_dialog(error) from error
+
+    async def _launch_proxy(self, cmd: list[str], kwargs: dict[str, Any]) -> KernelConnectionInfo:
+        """Launch a kernel that outlives this process: its proxy, which launches it."""
+        spec = self.kernel_spec
+        options = {"--slice": self.slice, "--name": spec.display_name, "--language": spec.language}
+        proxy = [sys.executable, "-m", "gpu_pool_provisioner.wrap", "--independent"]
+        proxy += [f"{option}={value}" for option, value in options.items()]
+        proxy += ["--debugger"] if spec.metadata.get("debugger") else []
+        asking = {URL_VARIABLE: self.url, BATCH_VARIABLE: str(bool(self.batch)).lower()}
+        course = {COURSE_VARIABLE: self.course_name} if self.course_name else {}
+        kwargs = {**kwargs, "env": {**kwargs["env"], **asking, **course}}
+        info = await super().launch_kernel([*proxy, "-f", self.parent.connection_file, "--", *cmd], **kwargs)
+        self._proxy = Process.of(self.pid or 0)
+        return info
 
     async def _take_slice(self) -> None:
         """Ask for the slice; where the pool does not answer, the kernel's proxy waits until it does."""
@@ -379,7 +401,7 @@ class GPUPoolProvisioner(SliceSettings):
         kwargs = {**kwargs, "env": {**environment, **ours}}
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
-            if not kwargs.get("independent") and not is_ipython(cmd):
+            if not is_ipython(cmd):
                 # IPython kernels look after their parent themselves. This is on the background loop's thread,
                 # which lives as long as the process.
                 kwargs["preexec_fn"] = die_with_parent()

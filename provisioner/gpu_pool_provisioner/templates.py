@@ -63,7 +63,7 @@ _READ_LATE: Final = (
 _PLACE: Final = "GPU_POOL_TEMPLATE"
 _PLACE_FOR: Final = 1 << 14
 #: Arguments of Popen that a template understands. A kernel with others starts cold.
-_UNDERSTOOD: Final = frozenset(("env", "cwd", "stdin", "stdout", "stderr", "independent"))
+_UNDERSTOOD: Final = frozenset(("env", "cwd", "stdin", "stdout", "stderr"))
 
 
 class _StartCold(Exception):
@@ -446,8 +446,7 @@ def _times_of_children() -> dict[str, float]:
 
 def _environment(kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Return a kernel's environment as ``launch_kernel`` completes it."""
-    parent = {} if kwargs.get("independent") else {"JPY_PARENT_PID": str(os.getpid())}
-    return {**kwargs["env"], **parent}
+    return {**kwargs["env"], "JPY_PARENT_PID": str(os.getpid())}
 
 
 @functools.cache

@@ -183,7 +183,7 @@ class KernelWork:
         try:
             if self.backend is None:
                 file, command = self.kernel.connection_file, self.plan.command
-                self.backend = self.plan.continues or BackendConnection(file, command)
+                self.backend = BackendConnection(file, command)
             return ProcessRun(held, await self.plan.here(lease, self.backend), self.backend, *sides)
         except OSError as error:
             await held.give_back()

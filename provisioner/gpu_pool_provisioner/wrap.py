@@ -6,7 +6,8 @@
 
 The kernel's argv names the same connection file, as ``@connection_file@``, and is given another one. For
 its frontend this process is the kernel: it takes its signals, ends when it
-ends, and dies with its parent.
+ends, and dies with its parent, unless it is to be independent of it, as a kernel that a manager starts with
+``independent=True``. SIGTERM and SIGHUP ask the kernel to end, SIGQUIT ends it at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jupyter_client.launcher import launch_kernel
-from jupyter_core.paths import jupyter_path
+from jupyter_core.paths import jupyter_path, secure_write
 
 from gpu_pool_client import Holder, KernelCommand, Lease, Process, parse_request
 from gpu_pool_client._home import home_folder
@@ -148,7 +150,8 @@ async def _serve(options: argparse.Namespace) -> int:
     _take_signals(driver, wrapped, stopping)
     await driver.begin(LaunchPlan(options.argv, wrapped.here, wrapped.in_pod))
     try:
-        await first_of(driver.ended(), stopping.wait(), ended(os.getppid()))
+        parent = _outlive_parent(options.f, connection) if options.independent else ended(os.getppid())
+        await first_of(driver.ended(), stopping.wait(), parent)
         wrapped.signal(signal.SIGTERM)
         if driver.standing_in:
             await driver.stop()
@@ -161,6 +164,20 @@ async def _serve(options: argparse.Namespace) -> int:
         if driver.session.lease_id is not None:
             await driver.pool_work.pool.give_back(driver.session.lease_id)
     return await asyncio.to_thread(wrapped.exit_code)
+
+
+async def _outlive_parent(connection_file: str, connection: Mapping[str, Any]) -> None:
+    """Keep the kernel's connection file: a manager that ends without a shutdown removes it. Never returns."""
+    await ended(os.getppid())
+    if os.path.exists(connection_file):  # noqa: ASYNC240, PTH110 - one look
+        await asyncio.Event().wait()
+    with secure_write(connection_file) as file:
+        json.dump(connection, file)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(connection_file)  # noqa: PTH107 - as above
 
 
 def _take_signals(driver: SessionDriver, wrapped: WrappedKernel, stopping: asyncio.Event) -> None:
@@ -178,6 +195,12 @@ def _take_signals(driver: SessionDriver, wrapped: WrappedKernel, stopping: async
     loop.add_signal_handler(signal.SIGINT, interrupt)
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stopping.set)
+
+    def kill() -> None:
+        wrapped.signal(signal.SIGKILL)
+        stopping.set()
+
+    loop.add_signal_handler(signal.SIGQUIT, kill)
 
 
 def _kernel(options: argparse.Namespace) -> ProxiedKernel:
@@ -209,6 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", default="kernel", help="the name that people see")
     parser.add_argument("--language", default="python", help="the language of its kernelspec")
     parser.add_argument("--debugger", action="store_true", help="whether the kernel has a debugger")
+    parser.add_argument("--independent", action="store_true", help="whether it outlives who starts it")
     parser.add_argument("-f", required=True, metavar="FILE", help="the connection file of its frontends")
     parser.add_argument(
         "argv", nargs="+", help="after --, the kernel's own command, with @connection_file@ for the same file"

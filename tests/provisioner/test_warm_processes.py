@@ -45,7 +45,7 @@ from jupyter_client.manager import AsyncKernelManager
 from gpu_pool_provisioner import templates as module
 async def kind():
     manager = AsyncKernelManager(kernel_name={name!r})
-    await manager.start_kernel(independent=True)  # so that the kernels of a child are of the same kind
+    await manager.start_kernel()
     started = type(manager.provisioner.process).__name__
     client = manager.client()
     client.start_channels()
@@ -54,6 +54,7 @@ async def kind():
     await manager.shutdown_kernel(now=True)
     return started
 def kind_in_child():
+    assert not module.templates().all()
     return asyncio.run(kind())
 async def main():
     module.STARTS_AFTER = module.PAUSES_WITHIN = 0.0; module._ANSWERS_WITHIN = 20.0
@@ -68,7 +69,7 @@ if __name__ == "__main__":
 
 
 async def run_server(folder: Path, name: str, then: str) -> list[str]:
-    """Return the kinds of kernels that a server prints; independent kernels print as well."""
+    """Return the kinds of kernels that a server prints."""
     program = folder / "server.py"
     program.write_text(SERVER.format(name=name, then=then))
     server = await asyncio.create_subprocess_exec(
@@ -149,8 +150,7 @@ async def test_a_template_that_is_stopped_while_it_imports_ends_with_its_server(
     )
     name = spec("stopping", stopping=stopping)
     program = tmp_path / "server.py"
-    # Its kernel ends with it as well.
-    program.write_text(SERVER.format(name=name, then="pass").replace("independent=True", ""))
+    program.write_text(SERVER.format(name=name, then="pass"))
     server = await asyncio.create_subprocess_exec(sys.executable, program, start_new_session=True)
     try:
         pid = int(await asyncio.wait_for(asyncio.to_thread(told.read_text), 120))

@@ -35,8 +35,6 @@ class LaunchPlan:
     here: Callable[[Lease, BackendConnection], Awaitable[int]]
     #: Says what the pool is to launch, with the given connection, where it runs kernels in pods.
     in_pod: Callable[[Mapping[str, Any]], KernelCommand]
-    #: Where it listens, if it was launched already, by another process.
-    continues: BackendConnection | None = None
 
 
 class NotReadyError(Exception):

@@ -77,16 +77,6 @@ class BackendConnection:
         names = {str(outer), str(Path(outer_file).absolute()), outer_file}
         self._outer_names = sorted(names, key=len, reverse=True)
 
-    @classmethod
-    def continued(cls, file: str) -> BackendConnection:
-        """Return where a kernel listens already, as another process has told it. Raises ``OSError``."""
-        known = cls.__new__(cls)
-        known.file, known.connection = file, json.loads(Path(file).read_text())
-        known._folder, known._reserved, known._outer_names = Path(file).parent, None, []
-        is_ipc = known.connection["transport"] == "ipc"
-        known._sockets = os.path.dirname(known.connection["ip"]) if is_ipc else None  # noqa: PTH120
-        return known
-
     def _ipc(self) -> Mapping[str, Any] | None:
         """Return where the kernel listens in a folder that is its user's alone; None where no path fits."""
         # Not beside the file: homes may be on file systems that have no sockets, and have long names.
