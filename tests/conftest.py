@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from support import clean_environment
 # Before anything looks for kernels or settings; see there.
 clean_environment.enter()
 
+from gpu_pool_provisioner.folders import remove_abandoned  # noqa: E402
 from support.hub import hub  # noqa: E402
 from support.service import children, cluster_children  # noqa: E402
 
@@ -65,6 +67,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
         except BlockingIOError:
             fcntl.flock(lock, fcntl.LOCK_SH)
         return (yield)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what the kernels of servers that were killed have left, as the next kernel would."""
+    if not hasattr(config, "workerinput"):
+        remove_abandoned(tempfile.gettempdir(), "gpu-pool-")
 
 
 @pytest.hookimpl(optionalhook=True)  # the Python for tests that need a GPU may lack pytest-xdist

@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import tempfile
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.folders import HeldFolder
 
 #: Names the folder to the kernel; gpu_pool_kernels.inkernel.slice_requests knows the names in it, too.
 VARIABLE: Final = "GPU_POOL_RESIZE_DIR"
@@ -48,8 +48,8 @@ class ResizeRequests:
         if not hasattr(os, "mkfifo"):
             raise OSError("this system has no named pipes")
         self._loop = loop
-        beside = Path(connection_file).resolve().parent
-        self._folder = Path(tempfile.mkdtemp(prefix=".gpu-resize-", dir=beside))
+        held = HeldFolder(Path(connection_file).resolve().parent, ".gpu-resize-")
+        self._folder = Path(held.path)
         #: What a kernel needs in its environment to ask for another size.
         self.variables: Mapping[str, str] = {VARIABLE: str(self._folder)}
         try:
@@ -57,10 +57,10 @@ class ResizeRequests:
             # For writing as well, so that it stays open when a kernel closes its end.
             self._pipe = os.open(self._folder / PIPE, os.O_RDWR | os.O_NONBLOCK)
         except OSError:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            held.close()
             raise
         #: Hears no more. May be called repeatedly, by any thread.
-        self.close = weakref.finalize(self, _release, loop, self._pipe, self._folder)
+        self.close = weakref.finalize(self, _release, loop, self._pipe, held)
         self._task: asyncio.Task[None] | None = None
         loop.call_soon_threadsafe(_add_reader, loop, self._pipe, weakref.ref(self))
 
@@ -113,8 +113,8 @@ def _add_reader(
         loop.add_reader(pipe, hear)
 
 
-def _release(loop: asyncio.AbstractEventLoop, pipe: int, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _release(loop: asyncio.AbstractEventLoop, pipe: int, folder: HeldFolder) -> None:
+    folder.close()
     if loop.is_closed():
         os.close(pipe)
     else:

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 import time
@@ -26,6 +25,7 @@ from jupyter_client.session import Session
 from jupyter_core.paths import secure_write
 
 from gpu_pool_provisioner.environment import is_ipython
+from gpu_pool_provisioner.folders import HeldFolder
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy import peers
 from gpu_pool_provisioner.proxy.channels import Channels
@@ -60,13 +60,13 @@ class BackendConnection:
         outer = Path(outer_file).resolve()
         asked = json.loads(outer.read_text())
         self._reserved: PortReservation | None = None
-        self._sockets: str | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix=".gpu-pool-", dir=outer.parent))
+        self._sockets: HeldFolder | None = None
+        self._folder = HeldFolder(outer.parent, ".gpu-pool-")
         try:
             where = self._ipc() if asked["transport"] == "ipc" or is_ipython(command) else None
             #: What the file says.
             self.connection: dict[str, Any] = {**asked, **(where or self._tcp())}
-            self.file = str(self._folder / outer.name)
+            self.file = f"{self._folder.path}/{outer.name}"
             with secure_write(self.file) as file:
                 json.dump(self.connection, file)
         except BaseException:
@@ -80,8 +80,8 @@ class BackendConnection:
     def _ipc(self) -> Mapping[str, Any] | None:
         """Return where the kernel listens in a folder that is its user's alone; None where no path fits."""
         # Not beside the file: homes may be on file systems that have no sockets, and have long names.
-        self._sockets = tempfile.mkdtemp(prefix="gpu-pool-")
-        connection = {"transport": "ipc", "ip": f"{self._sockets}/kernel"}
+        self._sockets = HeldFolder(tempfile.gettempdir(), "gpu-pool-")
+        connection = {"transport": "ipc", "ip": f"{self._sockets.path}/kernel"}
         longest = f"{connection['ip']}-{len(port_names)}"
         if len(os.fsencode(longest)) > _LONGEST_PATH:
             return None
@@ -164,8 +164,8 @@ class BackendConnection:
         if self._reserved is not None:
             self._reserved.close()
         if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+            self._sockets.close()
+        self._folder.close()
 
 
 def _unguessable(count: int) -> tuple[str, list[int]]:
