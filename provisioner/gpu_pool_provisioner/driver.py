@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,8 +24,8 @@ from gpu_pool_provisioner.pools import NOT_NOW
 from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy.channels import Channel, close_all
 from gpu_pool_provisioner.proxy.front import bind_front
-from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
-from gpu_pool_provisioner.proxy.signed import session_of
+from gpu_pool_provisioner.proxy.messages import session_of
+from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.session import (
     TABLE,
     ImpossibleEventError,
@@ -44,6 +45,11 @@ _WITH_SLICE: Final = (State.RUNNING, State.ASKED_BACK)
 _RESIZING: Final = (State.RESIZING, State.QUEUED_RESIZING)
 #: Before whoever starts a kernel knows whether there is a slice for it.
 _UNKNOWN: Final = (State.ASKING, State.ENDING)
+#: Seconds for which a start whose slice is held waits for the kernel's process.
+_LAUNCHED_WITHIN: Final = 5.0
+#: Kernels that are named at most to one that waits, and those of this process that may be.
+_MOST_NAMED: Final = 3
+_named: Final[weakref.WeakSet[SessionDriver]] = weakref.WeakSet()
 
 
 def _not_now(state: State) -> NotAllowed:
@@ -58,7 +64,7 @@ def _not_now(state: State) -> NotAllowed:
 class SessionDriver:
     """One kernel's session, from its first start to its end, restarts included.
 
-    All methods but the properties belong to the event loop on which :meth:`open` was called.
+    All methods belong to the event loop on which :meth:`open` was called; any thread may look at the rest.
     """
 
     def __init__(
@@ -66,10 +72,15 @@ class SessionDriver:
         session: Session,
         url: str,
         holder: Callable[[], Holder],
-        hint: Callable[[], str] = str,
+        name: str = "",
     ) -> None:
-        """Take where the session begins, and the URL of its pool; see :class:`PoolWork` for the others."""
-        self._session = session
+        """Take where the session begins, the URL of its pool, and who asks there for the slice.
+
+        ``name`` is what the kernel's user calls it; without, it is not named to those who wait.
+        """
+        #: The session as it is now.
+        self.session = session
+        self._name = name
         #: Set, and replaced, whenever the session changes.
         self._changed = asyncio.Event()
         #: What has happened while something else did, and whether something does.
@@ -78,9 +89,11 @@ class SessionDriver:
         #: What goes on for as long as the session is in its state.
         self._work: dict[asyncio.Task[events.Event], effects.Work] = {}
         self._alarm: asyncio.TimerHandle | None = None
-        self.pool_work = PoolWork(self, url, holder, hint)
+        self.pool_work = PoolWork(self, url, holder)
         self._do = KernelWork(self, self.pool_work)
         self.wait_log: WaitLog | None = None
+        #: What the running kernel was told of its slice.
+        self.on_slice: SliceEnvironment | None = None
         #: What the last request is answered with.
         self._reply = ""
 
@@ -95,9 +108,14 @@ class SessionDriver:
         self.post(events.StartRequested(within))
         waits = None if within is not None else answers_within
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._until(_is_answered), waits)
-        if self._session.state is State.DOWN and self._session.error is not None:
-            raise self._session.error
+            await asyncio.wait_for(self._until_answered(), waits)
+        if self.session.state is State.DOWN and self.session.error is not None:
+            raise self.session.error
+
+    async def _until_answered(self) -> None:
+        """Return once whoever starts the kernel need not wait for the pool any longer."""
+        while self.session.state in _UNKNOWN and not self.session.away:
+            await self._changed.wait()
 
     async def open(
         self,
@@ -112,35 +130,34 @@ class SessionDriver:
         connection = kernel.connection()
         self._do.kernel, self._do.messages = kernel, session_of(connection)
         self._do.front = front or bind_front(connection, self._do.messages, reserved)
-        calls = PendingKernelCalls(
-            submitted=lambda: self.post(events.WorkSubmitted()),
-            interrupted=self._interrupt,
-            ended=lambda: self.post(events.StopRequested()),
+        self._do.pending = PendingKernel(
+            self._do.messages, self._do.front, kernel.introduction, self.post, self._interrupt
         )
-        self._do.pending = PendingKernel(self._do.messages, self._do.front, calls, kernel.introduction)
+        if self._name:
+            _named.add(self)
 
     @property
     def is_open(self) -> bool:
         """Whether it listens on the kernel's ports."""
-        return bool(self._do.front) and self._session.state is not State.ENDED
+        return bool(self._do.front) and self.session.state is not State.ENDED
 
-    async def begin(self, plan: LaunchPlan) -> None:
-        """Ask for the slice and answer for the kernel at once; a refusal is what the first cell reads."""
-        self.post(events.StartRequested())
-        self.start(plan)
-
-    def start(self, plan: LaunchPlan, wait_log: WaitLog | None = None) -> None:
+    async def start(self, plan: LaunchPlan, wait_log: WaitLog | None = None) -> None:
         """Begin to answer for the kernel, or go on after a restart; launch it once its slice is held.
 
-        With a ``wait_log``, its limit is the wait's.
+        With a ``wait_log``, its limit is the wait's. Where the slice is held, its process is waited for, so
+        that whoever starts it hears why there is none. Raises ``OSError``.
         """
         self._do.plan, self.wait_log = plan, wait_log
         self.post(events.LaunchPrepared(wait_log.ends_at if wait_log is not None else None))
+        if self.session.is_granted:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._until_launched(), _LAUNCHED_WITHIN)
 
-    async def until_launched(self) -> None:
+    async def _until_launched(self) -> None:
         """Return once the real kernel has a process, or is not to have one yet. Raises ``OSError``."""
-        await self._until(lambda session: session.is_launched or session.is_over)
-        error = self._session.error
+        while not (self.session.is_launched or self.session.is_over):
+            await self._changed.wait()
+        error = self.session.error
         if isinstance(error, NotReadyError) and isinstance(error.__cause__, OSError):
             raise error.__cause__
 
@@ -150,8 +167,9 @@ class SessionDriver:
         Raises what the pool refused its slice with, ``NotReadyError``, which says why it does not run, and
         ``LeaseGone`` where the wait was given up.
         """
-        await self._until(lambda session: session.has_run or session.is_over)
-        session = self._session
+        while not (self.session.has_run or self.session.is_over):
+            await self._changed.wait()
+        session = self.session
         if session.has_run:
             return
         size = texts.slice_of(session.size)
@@ -164,28 +182,17 @@ class SessionDriver:
 
     async def ended(self) -> None:
         """Return once the kernel has ended, or has been stopped while it waited."""
-        await self._until(lambda session: session.state in (State.DOWN, State.RESTARTING, State.ENDED))
+        while self.session.state not in (State.DOWN, State.RESTARTING, State.ENDED):
+            await self._changed.wait()
 
     async def interrupt(self) -> None:
         """Give up the wait, or what was submitted to a kernel that is just starting; or interrupt a pod's."""
         self._interrupt()
         await self.pool_work.settled()
 
-    async def stop(self) -> None:
-        """End the kernel, as a signal would end a process. Its position stays until :meth:`close`."""
-        self.post(events.StopRequested())
-
-    async def close(self) -> None:
-        """Close the ports and kill what still runs. The lease is the caller's to release."""
-        self.post(events.CloseRequested())
-
-    async def close_unless_kept(self, seconds: float) -> None:
-        """Close so many seconds from now unless :meth:`keep_open` is called: its manager may have failed."""
-        self.post(events.ManagerExpected(seconds))
-
-    async def keep_open(self) -> None:
-        """Stay open for as long as the kernel lives: whoever started it goes on to manage it."""
-        self.post(events.ManagerCame())
+    async def tell(self, event: events.Event) -> None:
+        """Let something have happened, as :meth:`post`, for a thread that waits until that is done."""
+        self.post(event)
 
     async def being_restarted(self, seconds: float, answers_within: float) -> None:
         """Keep the slice over a restart for so many seconds; the pool may take its time.
@@ -212,7 +219,7 @@ class SessionDriver:
 
     async def resume(self) -> str:
         """Ask for a parked kernel's slice again; return what its user reads. Raises ``NotAllowed``."""
-        if self._session.state not in (State.PARKED, State.RESUMING):
+        if self.session.state not in (State.PARKED, State.RESUMING):
             raise NotAllowed("This kernel's GPU slice is not lent to others.")
         return self.request(events.ResumeRequested())
 
@@ -222,20 +229,16 @@ class SessionDriver:
         Raises ``BadRequest`` where ``size`` is none, ``NotAllowed`` while the kernel works or its slice is
         lent, and the pool's other refusals, unless a running kernel reads them.
         """
-        wanted, phase = parse_request(size), phase_of(self._session)
-        if self._session.state is State.QUEUED:
+        wanted, phase = parse_request(size), phase_of(self.session)
+        if self.session.state is State.QUEUED:
             return await self._resized(wanted)
         if phase is SlicePhase.ASKING:
             raise NotAllowed("The GPU pool has not answered this kernel yet.", "Try again once it has.")
-        if self._session.lease_id is None:
+        if self.session.lease_id is None:
             return await self.pool_work.resize_next(wanted)
         if self.state.resizes_live:
             try:
-                if (
-                    self._session.state in _WITH_SLICE
-                    and self._do.run is not None
-                    and self._do.run.relay.busy
-                ):
+                if self.session.state in _WITH_SLICE and self._do.run is not None and self._do.run.relay.busy:
                     raise at_work()
                 return await self._resized(wanted)
             except NotAllowed:
@@ -252,11 +255,12 @@ class SessionDriver:
         Nothing is passed on to the kernel meanwhile, so that no code runs with the variables of a slice that
         it has no more.
         """
-        before = self._session.changes
+        before = self.session.changes
         self.request(events.ResizeRequested(wanted))
-        await self._until(lambda session: session.state not in _RESIZING)
-        change = self._session.change
-        if self._session.changes == before or change is None:
+        while self.session.state in _RESIZING:
+            await self._changed.wait()
+        change = self.session.change
+        if self.session.changes == before or change is None:
             raise NotAllowed("This kernel has ended.", "Change the size of the next one.")
         if change.error is not None:
             raise change.error
@@ -269,7 +273,7 @@ class SessionDriver:
         whoever cannot have it. Raises ``NotAllowed`` where the kernel has no slice now, and the pool's
         other refusals.
         """
-        phase = phase_of(self._session)
+        phase = phase_of(self.session)
         if phase in (SlicePhase.PARKED, SlicePhase.RESUMING):
             await self.pool_work.check_size(size)
             raise NotAllowed(
@@ -282,61 +286,46 @@ class SessionDriver:
 
     async def leave_queue(self) -> str:
         """Give up the wait, as an interrupt does; return what its user reads. Raises ``NotAllowed``."""
-        if self._session.state not in (State.ASKING, State.QUEUED, State.RESUMING):
+        if self.session.state not in (State.ASKING, State.QUEUED, State.RESUMING):
             raise NotAllowed("This kernel does not wait for a GPU slice.")
         await self.interrupt()
-        return texts.left_queue(self._session.size)
+        return texts.left_queue(self.session.size)
 
     # -- What is seen of it; any thread may look -------------------------------
 
     @property
-    def session(self) -> Session:
-        """The session as it is now."""
-        return self._session
-
-    @property
-    def closed(self) -> bool:
-        """Whether its ports are closed for good."""
-        return self._session.state is State.ENDED
-
-    @property
-    def standing_in(self) -> bool:
-        """Whether the proxy is all there is of the kernel: it lives, and has no process."""
-        return self._session.stands_in
-
-    @property
-    def in_pod(self) -> bool:
-        """Whether the kernel runs in a pod, as far as its lease is known."""
-        return self._session.in_pod
-
-    @property
-    def was_granted(self) -> bool:
-        """Whether the slice was granted since the last start."""
-        return self._session.is_granted
-
-    @property
     def takes_interrupts(self) -> bool:
         """Whether an interrupt is for :meth:`interrupt`, and not for the kernel's process."""
-        return self._session.stands_in or self._session.state is State.RESUMING
+        return self.session.stands_in or self.session.state is State.RESUMING
 
     @property
     def ends_as(self) -> EndReason:
         """How the lease ends if it ends now: withdrawn where this start has never held it."""
-        was_held = self._session.is_held or self._session.is_granted
+        was_held = self.session.is_held or self.session.is_granted
         return EndReason.RELEASED if was_held else EndReason.WITHDRAWN
 
     @property
     def state(self) -> SliceView:
         """How things stand. Costs next to nothing."""
-        session, run, told = self._session, self._do.run, self._do.on_slice
+        session, run, told = self.session, self._do.run, self.on_slice
         seen = run.relay.seen if run is not None and session.state.has_kernel else (False, 0.0)
         shown = self._do.pending.text if self._do.front else ""
         is_told = told is not None and told.takes_changes
         return view(session, seen, shown, time.monotonic(), is_told=is_told)
 
-    def told(self, on_slice: SliceEnvironment) -> None:
-        """Take note of what the kernel that is being launched is told of its slice."""
-        self._do.on_slice = on_slice
+    def idle_others(self) -> str:
+        """Name the other kernels of this process that hold what this one may wait for, and do nothing.
+
+        They are its user's own, and the nearest remedy: nobody else needs to end anything.
+        """
+        found = []
+        for other in list(_named):
+            if other is self or not other.is_open or other.pool_work.url != self.pool_work.url:
+                continue
+            state = other.state
+            if state.phase is SlicePhase.HELD and state.lease and state.idle.idle_since is not None:
+                found.append((other._name, state.lease.request.size))
+        return texts.idle_others(sorted(found)[:_MOST_NAMED])
 
     # -- Events, in order ------------------------------------------------------
 
@@ -356,23 +345,30 @@ class SessionDriver:
             self._is_happening = False
 
     def _happen(self, event: events.Event) -> None:
-        before = self._session
+        before = self.session
         try:
-            self._session, due = step(before, event, time.monotonic())
+            self.session, due = step(before, event, time.monotonic())
         except ImpossibleEventError as error:
             get_logger().error("%s", error)
             return
-        if self._session.state is not before.state:
-            self._give_up_work()
+        if self.session.state is not before.state:
+            given_up, self._work = self._work, {}
+            for task in given_up:
+                task.cancel()
         for effect in due:
-            self._attempt(effect, event)
+            try:
+                self._perform(effect)
+            except Exception as error:  # noqa: BLE001, PERF203 - none of ours leaves cells waiting for ever
+                get_logger().error("A kernel's session failed at %s.", effect, exc_info=error)
+                if not isinstance(event, events.Failed):
+                    self._events.append(events.Failed(error))
         self._set_alarm()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def request(self, event: events.Event) -> str:
         """Let a user's request happen; return what they read. Raises ``NotAllowed`` where it is none now."""
-        state = self._session.state
+        state = self.session.state
         if type(event) not in TABLE[state]:
             raise _not_now(state)
         self._reply = ""
@@ -380,7 +376,7 @@ class SessionDriver:
         return self._reply
 
     def _interrupt(self) -> None:
-        is_alive = self._session.state.has_kernel and self._session.state is not State.RESUMING
+        is_alive = self.session.state.has_kernel and self.session.state is not State.RESUMING
         if is_alive or not self._do.kernel.ending():
             self.post(events.InterruptRequested())
 
@@ -388,31 +384,20 @@ class SessionDriver:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        at = self._session.wakes_at
+        at = self.session.wakes_at
         if at is not None:
             loop = asyncio.get_running_loop()
             left = max(0.0, at - time.monotonic())
             self._alarm = loop.call_later(left, lambda: self.post(events.TimePassed()))
 
-    async def _until(self, holds: Callable[[Session], bool]) -> None:
-        while not holds(self._session):
-            await self._changed.wait()
-
     # -- Effects ---------------------------------------------------------------
-
-    def _attempt(self, effect: effects.Effect, event: events.Event) -> None:
-        """Perform an effect; let no mistake of ours leave cells waiting for ever."""
-        try:
-            self._perform(effect)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the session ends what it was about
-            get_logger().error("A kernel's session failed at %s.", effect, exc_info=error)
-            if not isinstance(event, events.Failed):
-                self._events.append(events.Failed(error))
 
     def _perform(self, effect: effects.Effect) -> None:
         match effect:
             case effects.Work():
-                self._begin(effect)
+                task = asyncio.create_task(self.pool_work.begin(effect) or self._do.begin(effect))
+                self._work[task] = effect
+                task.add_done_callback(self._worked)
             case effects.Answer():
                 self._do.pending.receive_all()
             case effects.HoldSilently():
@@ -455,17 +440,10 @@ class SessionDriver:
             case effects.Unreserve():
                 self.pool_work.unreserve(effect.lease_id, effect.request)
             case effects.Close():
-                self._close()
-
-    def _begin(self, work: effects.Work) -> None:
-        task = asyncio.create_task(self.pool_work.begin(work) or self._do.begin(work))
-        self._work[task] = work
-        task.add_done_callback(self._worked)
-
-    def _give_up_work(self) -> None:
-        given_up, self._work = self._work, {}
-        for task in given_up:
-            task.cancel()
+                close_all(self._do.front)
+                if self._do.run is not None:
+                    self._do.run.leave()
+                self._do.let_go()
 
     def _worked(self, task: asyncio.Task[events.Event]) -> None:
         work = self._work.pop(task, None)
@@ -487,14 +465,14 @@ class SessionDriver:
         """See to what comes of work that the session has given up: a lease that it does not know of."""
         if error is not None and not isinstance(error, NOT_NOW):
             get_logger().warning("What a kernel's session had given up failed: %r", error)
-        if isinstance(event, (events.Queued, events.Granted)) and event.lease.id != self._session.lease_id:
+        if isinstance(event, (events.Queued, events.Granted)) and event.lease.id != self.session.lease_id:
             self.pool_work.release(event.lease.id, EndReason.WITHDRAWN)
 
     def show(self, text: str) -> None:
         """Show a text in the waiting cell, and in the log of a program that waits."""
         if self._do.front:
             self._do.pending.show(text)
-        if self.wait_log is not None and self._session.state in (State.ASKING, State.QUEUED):
+        if self.wait_log is not None and self.session.state in (State.ASKING, State.QUEUED):
             self.wait_log.say(text)
 
     def _hold_unanswered(self) -> None:
@@ -508,14 +486,3 @@ class SessionDriver:
         if tell:
             self._do.run.relay.tell(tell)
         self._do.pending.hand_over(self._do.run.relay.pass_on)
-
-    def _close(self) -> None:
-        close_all(self._do.front)
-        if self._do.run is not None:
-            self._do.run.leave()
-        self._do.close_backend()
-
-
-def _is_answered(session: Session) -> bool:
-    """Whether whoever starts the kernel need not wait for the pool any longer."""
-    return session.state not in _UNKNOWN or bool(session.away)

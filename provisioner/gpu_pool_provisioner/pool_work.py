@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -34,6 +34,7 @@ from gpu_pool_client._log import get_logger
 from gpu_pool_client._requests import memory_in_words
 from gpu_pool_provisioner.environment import SliceEnvironment
 from gpu_pool_provisioner.pools import NOT_NOW, queue_watch_of, shared_pool
+from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import Session, State, effects, events, idling, texts
 from gpu_pool_provisioner.session.events import SizeChange
 from gpu_pool_provisioner.wait_log import WaitLog
@@ -51,11 +52,9 @@ KEPT_FOR: Final = 60.0
 class Driver(Protocol):
     """What work needs of the session's driver."""
 
+    session: Session
     wait_log: WaitLog | None
-
-    @property
-    def session(self) -> Session:
-        """The session as it is now."""
+    on_slice: SliceEnvironment | None
 
     def post(self, event: events.Event) -> None:
         """Let something have happened."""
@@ -66,18 +65,18 @@ class Driver(Protocol):
     def show(self, text: str) -> None:
         """Show a text in the waiting cell."""
 
+    def idle_others(self) -> str:
+        """Name the user's other kernels here that hold a slice and do nothing; empty for none."""
+
 
 class PoolWork:
     """Does one session's work at its pool: what each coroutine returns is the event that comes of it."""
 
-    def __init__(
-        self, driver: Driver, url: str, holder: Callable[[], Holder], hint: Callable[[], str]
-    ) -> None:
-        """Ask for nothing yet. ``holder`` is who asks; ``hint`` what they may do about a wait, or nothing."""
+    def __init__(self, driver: Driver, url: str, holder: Callable[[], Holder]) -> None:
+        """Ask for nothing yet. ``holder`` is who asks."""
         self._driver = driver
         self.url = url
         self._holder = holder
-        self._hint = hint
         #: Names the requests to the pool, so that one whose answer was lost is not made twice.
         self._key = uuid.uuid4().hex
         self._telling: set[asyncio.Task[None]] = set()
@@ -196,7 +195,7 @@ class PoolWork:
 
     async def _explain(self, lease_id: str) -> events.Event:
         try:
-            return events.Explained(await self.pool.explain(lease_id), self._hint())
+            return events.Explained(await self.pool.explain(lease_id), self._driver.idle_others())
         except NOT_NOW as error:
             return events.Explained(error=error)
         except (BadRequest, LeaseGone):  # it has just left the queue
@@ -215,12 +214,10 @@ class PoolWork:
 
     # -- A slice that is held ----------------------------------------------------
 
-    async def look(
-        self, seen: Callable[[], tuple[bool, float]], worked: Callable[[], Sequence[tuple[float, float]]]
-    ) -> events.Event:
-        """Look at the lease, and at its device where that decides anything; ``seen`` is of the kernel.
+    async def look(self, relay: Relay) -> events.Event:
+        """Look at the lease, and at its device where that decides anything; ``relay`` is the kernel's.
 
-        The pool is told when the kernel ``worked``. What it cannot hear of is left out of its history.
+        The pool is told when the kernel worked. What it cannot hear of is left out of its history.
         """
         known = self._driver.session.idling
         assert known is not None
@@ -229,16 +226,16 @@ class PoolWork:
             if lease.state is LeaseState.ENDED:
                 reason = lease.end_reason.value if lease.end_reason else None
                 return events.TermsOver(idling.taken(reason, lease.notice))
-            if spans := worked():
+            if spans := relay.busy_times.due():
                 with suppress(GpuPoolError):
                     await self.pool.report_busy(lease.id, spans)
             activity = None
-            if idling.needs_device(known, lease, *seen(), time.monotonic()):
+            if idling.needs_device(known, lease, *relay.seen, time.monotonic()):
                 activity = await self._activity()
         except LeaseGone as error:
             return events.TermsOver(idling.taken(error.reason))
         # Cells may have begun and ended meanwhile.
-        return events.Looked(lease, *seen(), activity)
+        return events.Looked(lease, *relay.seen, activity)
 
     async def _activity(self) -> Activity:
         activity = await self.pool.activity(self._lease_id)

@@ -54,18 +54,17 @@ from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import NOTICE_VARIABLE, SliceEnvironment, expected_lease, is_ipython
 from gpu_pool_provisioner.forked import ForkedProcess
-from gpu_pool_provisioner.idle_kernels import remember, say_idle_others
 from gpu_pool_provisioner.launchers import pod
 from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
 from gpu_pool_provisioner.launchers.process import ContinuedProcess, die_with_parent
 from gpu_pool_provisioner.pools import shared_pool
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
-from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.backend import BackendConnection
+from gpu_pool_provisioner.proxy.messages import introduction
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_requests
-from gpu_pool_provisioner.session import Session, State, texts
+from gpu_pool_provisioner.session import Session, State, events, texts
 from gpu_pool_provisioner.session.session import MARGIN
-from gpu_pool_provisioner.settings import SliceSettings
+from gpu_pool_provisioner.settings import SliceSettings, kernel_name, notebook_of
 from gpu_pool_provisioner.templates import TemplateProcess, say_cold_in_pods, templates
 from gpu_pool_provisioner.wait_log import WaitLog
 
@@ -77,9 +76,6 @@ _POD_ENDS_WITHIN: Final = 10.0
 #: Seconds for which a start waits for the pool's answer: it can be neither seen nor cancelled in
 #: JupyterLab. From then on a proxy waits.
 _ANSWERS_WITHIN: Final = 5.0
-#: Seconds for which a start whose slice is held waits for the kernel's process, so that whoever started it
-#: hears why there is none.
-_LAUNCHED_WITHIN: Final = 5.0
 #: Seconds in which most kernels end once they are asked to. Their manager looks ten times a second.
 _MOSTLY_ENDS_WITHIN: Final = 0.2
 #: Where a session has nothing to start.
@@ -120,11 +116,10 @@ class GPUPoolProvisioner(SliceSettings):
         """
         if not self.slice:
             return await super().pre_launch(**kwargs)
-        self.follow_notebook(kwargs.get("env"))
+        self.notebook = self.notebook or notebook_of(kwargs.get("env") or {}, os.environ)
         if kwargs.get("independent"):
             await self._check_slice()
             return await super().pre_launch(**kwargs)
-        remember(self)
         async with self._undone_on_failure():
             await self._take_slice()
             self._reserve_ports()
@@ -144,7 +139,7 @@ class GPUPoolProvisioner(SliceSettings):
             if self.is_unattended:
                 await self._until_running(driver)
             # Its manager, which goes on to connect to it, may fail at that without a word to anybody.
-            await in_background(driver.close_unless_kept(self.ready_timeout))
+            await in_background(driver.tell(events.ManagerExpected(self.ready_timeout)))
             return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
@@ -155,7 +150,7 @@ class GPUPoolProvisioner(SliceSettings):
         async with self._undone_on_failure():
             await super().post_launch(**kwargs)
             self._started = True
-            await in_background(self._driver.keep_open())
+            await in_background(self._driver.tell(events.ManagerCame()))
 
     async def cleanup(self, restart: bool = False) -> None:
         """Give slice and ports back, or keep them for a restart. Called when the process has ended."""
@@ -165,8 +160,9 @@ class GPUPoolProvisioner(SliceSettings):
             seconds = self.restart_grace + MARGIN
             await in_background(driver.being_restarted(seconds, _ANSWERS_WITHIN))
         elif driver is not None:
-            in_pod, reason, self._driver = driver.in_pod, driver.ends_as, None
-            await in_background(driver.close())  # first: nobody would give back what is still being asked for
+            in_pod, reason, self._driver = driver.session.in_pod, driver.ends_as, None
+            # First: nobody would give back what is still being asked for.
+            await in_background(driver.tell(events.CloseRequested()))
             # A process that the system does not let die still has its slice, until the pool sees it gone.
             if in_pod or await self.poll() is not None:
                 await self._give_back(driver, reason)
@@ -187,7 +183,7 @@ class GPUPoolProvisioner(SliceSettings):
     @property
     def _stands_in(self) -> bool:
         """Whether the proxy is all there is of the kernel."""
-        return self._driver is not None and self._driver.standing_in
+        return self._driver is not None and self._driver.session.stands_in
 
     async def poll(self) -> int | None:
         """Return None while the kernel lives. Called by ``is_alive``, often."""
@@ -211,17 +207,17 @@ class GPUPoolProvisioner(SliceSettings):
         driver = self._driver
         if driver is not None and signum == signal.SIGINT and driver.takes_interrupts:
             await in_background(driver.interrupt())
-        elif driver is not None and driver.standing_in:
+        elif driver is not None and driver.session.stands_in:
             # There is no process here that could take other signals.
             if signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP):
-                await in_background(driver.stop())
+                await in_background(driver.tell(events.StopRequested()))
         else:
             await super().send_signal(signum)
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel at once."""
-        if self._driver is not None and self._driver.standing_in:
-            await in_background(self._driver.stop())
+        if self._driver is not None and self._stands_in:
+            await in_background(self._driver.tell(events.StopRequested()))
             return
         if self._proxy is not None and self._proxy.is_alive():
             # Killed itself, it could neither kill what its kernel has started nor give the slice back.
@@ -232,14 +228,14 @@ class GPUPoolProvisioner(SliceSettings):
 
     async def terminate(self, restart: bool = False) -> None:
         """Ask the kernel to end."""
-        if self._driver is not None and self._driver.standing_in:
-            await in_background(self._driver.stop())
+        if self._driver is not None and self._stands_in:
+            await in_background(self._driver.tell(events.StopRequested()))
         else:
             await super().terminate(restart=restart)
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
         """Return in how many seconds a kernel ends by itself. Called at every graceful shutdown."""
-        in_pod = self._driver is not None and self._driver.in_pod
+        in_pod = self._driver is not None and self._driver.session.in_pod
         return max(recommended, _POD_ENDS_WITHIN) if in_pod else recommended
 
     async def get_provisioner_info(self) -> dict[str, Any]:
@@ -319,7 +315,7 @@ class GPUPoolProvisioner(SliceSettings):
         """Ask for the slice; where the pool does not answer, the kernel's proxy waits until it does."""
         waits = self.is_unattended or self.kernel_proxy
         try:
-            if self._driver is None or self._driver.closed:
+            if self._driver is None or self._driver.session.state is State.ENDED:
                 self._driver = self._new_driver(self.session.lease_id if self.session else None)
             self._asked_at = time.monotonic()
             asking = self._driver.ask(_ANSWERS_WITHIN, within=None if waits else self.wait_timeout)
@@ -330,7 +326,8 @@ class GPUPoolProvisioner(SliceSettings):
     def _new_driver(self, lease_id: str | None) -> SessionDriver:
         """Return the driver of a session that begins, perhaps with a lease. Raises ``BadRequest``."""
         session = Session(parse_request(self.slice), self._grace, self.outage_timeout, lease_id=lease_id)
-        return SessionDriver(session, self.url, self.holder, lambda: say_idle_others(self))
+        name = self.notebook or kernel_name(self.kernel_spec.display_name)
+        return SessionDriver(session, self.url, self.holder, name)
 
     async def _until_running(self, driver: SessionDriver) -> None:
         """Wait for a kernel that nobody watches, so that its cells need not. Raises why it does not run."""
@@ -375,12 +372,16 @@ class GPUPoolProvisioner(SliceSettings):
         self.ports_cached = True
 
     async def _launch_on(
-        self, driver: SessionDriver, lease: Lease, cmd: list[str], kwargs: dict[str, Any]
+        self,
+        driver: SessionDriver,
+        cmd: list[str],
+        kwargs: dict[str, Any],
+        lease: Lease,
+        backend: BackendConnection,
     ) -> int:
         """Launch the kernel's process with its slice's environment; return its pid. Raises ``OSError``."""
         environment = kwargs["env"]
-        on_slice = SliceEnvironment(cmd, environment, lease)
-        driver.told(on_slice)
+        on_slice = driver.on_slice = SliceEnvironment(backend.command(cmd), environment, lease)
         connection_file = self.parent.connection_file
         if self._resize_requests is not None and self._resize_requests.connection_file != connection_file:
             self._resize_requests.close()
@@ -429,39 +430,24 @@ class GPUPoolProvisioner(SliceSettings):
         """
         driver = self._driver
         if driver is not None and driver.is_open and self._proxy_connection != self.connection_info:
-            await in_background(driver.close())
+            await in_background(driver.tell(events.CloseRequested()))
             await self._take_slice()
             driver = self._driver
         if driver is None or driver.session.state in _SHUT_DOWN:
             raise advice.for_dialog(texts.wait_given_up(parse_request(self.slice).size))
         if not driver.is_open:
             await self._open(driver, cmd)
-
-        async def here(lease: Lease, backend: BackendConnection) -> int:
-            return await self._launch_on(driver, lease, backend.command(cmd), kwargs)
-
-        def in_pod(connection: Mapping[str, Any]) -> KernelCommand:
-            return self._for_pod(cmd, kwargs, connection)
-
-        await in_background(self._start(driver, LaunchPlan(cmd, here, in_pod)))
+        here, in_pod = partial(self._launch_on, driver, cmd, kwargs), partial(self._for_pod, cmd, kwargs)
+        wait_log = WaitLog(self.log, self._asked_at, self.unattended_wait) if self.is_unattended else None
+        await in_background(driver.start(LaunchPlan(cmd, here, in_pod), wait_log))
         return driver
-
-    async def _start(self, driver: SessionDriver, plan: LaunchPlan) -> None:
-        """Start the kernel in its proxy; wait for its process where it is to have one. Raises ``OSError``."""
-        is_unattended = self.is_unattended
-        driver.start(plan, WaitLog(self.log, self._asked_at, self.unattended_wait) if is_unattended else None)
-        if driver.was_granted:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(driver.until_launched(), _LAUNCHED_WITHIN)
 
     async def _open(self, driver: SessionDriver, cmd: list[str]) -> None:
         """Listen on the kernel's ports. Raises ``OSError``."""
         spec = self.kernel_spec
         kernel = ProxiedKernel(
             connection_file=self.parent.connection_file,
-            introduction=messages.introduction(
-                spec.language, cmd, debugger=bool(spec.metadata.get("debugger"))
-            ),
+            introduction=introduction(spec.language, cmd, debugger=bool(spec.metadata.get("debugger"))),
             ready_timeout=self.ready_timeout,
             grace=self._grace,
             ending=lambda: self.parent.shutting_down,
@@ -499,7 +485,7 @@ class GPUPoolProvisioner(SliceSettings):
         driver = self._driver
         if driver is not None:
             reason = driver.ends_as
-            await in_background(driver.close())
+            await in_background(driver.tell(events.CloseRequested()))
         await self.kill()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.wait(), _KILLED_WITHIN)

@@ -279,10 +279,6 @@ class SliceSettings(LocalProvisioner):
         """The URL of the pool that such a kernel asks."""
         return self.pool_url or self._variable(URL_VARIABLE) or DEFAULT_URL
 
-    def follow_notebook(self, environment: Mapping[str, str] | None) -> None:
-        """Take note of the notebook that a kernel is started for, by the environment that it is to have."""
-        self.notebook = self.notebook or notebook_of(environment or {}, os.environ)
-
     def holder(self) -> Holder:
         """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
         name = purpose(self.notebook, self.kernel_spec.display_name, str(self.kernel_id))

@@ -11,14 +11,12 @@ from jupyter_client.session import Session as MessageSession
 
 from gpu_pool_client import GpuPoolError, Lease, NotAllowed, PoolUnreachable, Process
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.environment import SliceEnvironment
 from gpu_pool_provisioner.launchers.base import HeldLease, KernelRun, LaunchPlan, NotReadyError, ProxiedKernel
 from gpu_pool_provisioner.launchers.pod import NotStartedError, PodRun, PodSizes, pod_connection
 from gpu_pool_provisioner.launchers.process import ProcessRun
 from gpu_pool_provisioner.pool_work import Driver, PoolWork, on_our_clock
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
 from gpu_pool_provisioner.proxy.channels import Channel
-from gpu_pool_provisioner.proxy.hold_back import hold_work
 from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.session import State, effects, events
 from gpu_pool_provisioner.session.events import SizeChange
@@ -67,8 +65,6 @@ class KernelWork:
         self.front: dict[str, Channel] = {}
         self.run: KernelRun | None = None
         self.backend: BackendConnection | None = None
-        #: What the running kernel was told of its slice.
-        self.on_slice: SliceEnvironment | None = None
 
     def begin(self, work: effects.Work) -> Coroutine[Any, Any, events.Event]:
         """Return the coroutine that does it."""
@@ -77,8 +73,7 @@ class KernelWork:
                 return self._launched(work.lease)
             case effects.Look():
                 assert self.run is not None
-                relay = self.run.relay
-                return self._pool.look(lambda: relay.seen, relay.busy_times.due)
+                return self._pool.look(self.run.relay)
             case effects.CheckIdle():
                 return self._check_idle()
             case effects.ResizeKernel():
@@ -90,14 +85,7 @@ class KernelWork:
     def hold_work(self) -> None:
         """Hold what would make the kernel work, and pass on the rest."""
         assert self.run is not None
-
-        def waits() -> bool:
-            return self._driver.session.state is State.RESUMING
-
-        def submitted() -> None:
-            self._driver.post(events.WorkSubmitted())
-
-        hold_work(self.front, self.run.relay, self.pending, submitted, waits)
+        self.pending.hold_work(self.run.relay, lambda: self._driver.session.state is State.RESUMING)
 
     def show_devices(self, lease: Lease | None) -> None:
         """Let the kernel see the devices of its lease; with None, none."""
@@ -108,15 +96,11 @@ class KernelWork:
             self.run.relay.run_silently(_VISIBLE.format(visible))
 
     def let_go(self) -> None:
-        """Close the connection to a kernel that has ended."""
+        """Close the connection to a kernel that has ended, and remove where it listened. May be repeated."""
         if self.run is not None:
             self.run.close()
             self.run = None
-        self.close_backend()  # the next one listens where nobody has seen it yet
-
-    def close_backend(self) -> None:
-        """Let go of where the kernel listened. May be repeated."""
-        if self.backend is not None:
+        if self.backend is not None:  # the next one listens where nobody has seen it yet
             self.backend.close()
             self.backend = None
 
@@ -218,12 +202,13 @@ class KernelWork:
 
     async def _resize(self, size: str) -> events.Event:
         assert self.run is not None
-        assert self.on_slice is not None
+        on_slice = self._driver.on_slice
+        assert on_slice is not None
         relay = self.run.relay
         try:
             if not await relay.is_idle(_ANSWERS_WITHIN) or self.pending.holds_work:
                 raise at_work()
-            answer = await self._pool.grant(size, self.on_slice)
+            answer = await self._pool.grant(size, on_slice)
         except GpuPoolError as error:
             return events.Resized(SizeChange(False, False, "", error))
         if answer.get("variables"):

@@ -20,7 +20,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,14 +44,12 @@ from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import SliceEnvironment
 from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
 from gpu_pool_provisioner.launchers.pod import command_in_pod, folder_in_pod
-from gpu_pool_provisioner.launchers.process import die_with_parent
-from gpu_pool_provisioner.proxy import messages
+from gpu_pool_provisioner.launchers.process import die_with_parent, ended
 from gpu_pool_provisioner.proxy.backend import BackendConnection
-from gpu_pool_provisioner.proxy.events import ended, first_of
 from gpu_pool_provisioner.proxy.front import PortTakenError, bind_front
-from gpu_pool_provisioner.proxy.signed import session_of
+from gpu_pool_provisioner.proxy.messages import introduction, session_of
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_requests
-from gpu_pool_provisioner.session import Session
+from gpu_pool_provisioner.session import Session, events
 from gpu_pool_provisioner.settings import default_outage_timeout, notebook_of, purpose
 
 _READY_TIMEOUT: Final = 120.0
@@ -148,22 +146,33 @@ async def _serve(options: argparse.Namespace) -> int:
     await driver.open(kernel, front)
     stopping = asyncio.Event()
     _take_signals(driver, wrapped, stopping)
-    await driver.begin(LaunchPlan(options.argv, wrapped.here, wrapped.in_pod))
+    driver.post(events.StartRequested())  # a refusal is what the first cell reads
+    await driver.start(LaunchPlan(options.argv, wrapped.here, wrapped.in_pod))
     try:
         parent = _outlive_parent(options.f, connection) if options.independent else ended(os.getppid())
-        await first_of(driver.ended(), stopping.wait(), parent)
+        await _first_of(driver.ended(), stopping.wait(), parent)
         wrapped.signal(signal.SIGTERM)
-        if driver.standing_in:
-            await driver.stop()
+        if driver.session.stands_in:
+            driver.post(events.StopRequested())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(driver.ended(), _END_WITHIN)
     finally:
         if resize_requests is not None:
             resize_requests.close()
-        await driver.close()
+        driver.post(events.CloseRequested())
         if driver.session.lease_id is not None:
             await driver.pool_work.pool.give_back(driver.session.lease_id)
     return await asyncio.to_thread(wrapped.exit_code)
+
+
+async def _first_of(*events: Coroutine[Any, Any, object]) -> None:
+    """Return when the first of several coroutines has returned; cancel the others."""
+    tasks = [asyncio.create_task(event) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _outlive_parent(connection_file: str, connection: Mapping[str, Any]) -> None:
@@ -206,7 +215,7 @@ def _take_signals(driver: SessionDriver, wrapped: WrappedKernel, stopping: async
 def _kernel(options: argparse.Namespace) -> ProxiedKernel:
     return ProxiedKernel(
         connection_file=options.f,
-        introduction=messages.introduction(options.language, options.argv, debugger=options.debugger),
+        introduction=introduction(options.language, options.argv, debugger=options.debugger),
         ready_timeout=_READY_TIMEOUT,
         grace=_GRACE,
     )

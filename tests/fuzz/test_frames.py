@@ -19,7 +19,7 @@ from jupyter_client.session import DELIM, Session
 from fuzz.corpus import kept
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import connect_back
-from gpu_pool_provisioner.proxy.pending import PendingKernel, PendingKernelCalls
+from gpu_pool_provisioner.proxy.pending import PendingKernel
 from gpu_pool_provisioner.proxy.relay import Relay
 from support.examples import examples
 from support.ports import free_ports
@@ -96,9 +96,6 @@ class Recorder:
         assert frames
         self.sent.append(frames)
 
-    def echo(self) -> None:
-        self.on_message = self.send
-
 
 def _recorders() -> dict[str, Any]:
     return {channel: Recorder() for channel in _CHANNELS}
@@ -165,10 +162,8 @@ def test_the_relay_outlives_what_is_said_on_both_sides(
 @given(CONVERSATIONS)
 def test_the_pending_outlives_what_pages_say(conversation: list[tuple[str, str, list[bytes]]]) -> None:
     front = _recorders()
-    calls = PendingKernelCalls(lambda: None, lambda: None, lambda: None)
-    pending = PendingKernel(
-        Session(key=_KEY), front, calls, messages.introduction("python", [], debugger=True)
-    )
+    introduction = messages.introduction("python", [], debugger=True)
+    pending = PendingKernel(Session(key=_KEY), front, introduction, lambda event: None, lambda: None)
     for _, channel, parts in conversation:
         pending.receive("control" if channel == "control" else "shell", _frames(parts))
         pending.hold("shell", _frames(parts))

@@ -13,6 +13,7 @@ import pytest
 from gpu_pool_client import OverQuota, _background, connect
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.driver import SessionDriver
+from gpu_pool_provisioner.session import events
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
 from support.service import ForkServer, serving
 
@@ -78,7 +79,7 @@ async def test_a_kernel_that_is_shut_down_during_its_restart_keeps_no_slice(
     monkeypatch.setattr(jupyter_env.pool, "attach", late)
     restart = asyncio.create_task(in_background(mine.being_restarted(60, 60)))
     await asyncio.to_thread(begun.wait)
-    await in_background(mine.close())  # as at a shutdown that could not reach the pool
+    await in_background(mine.tell(events.CloseRequested()))  # as at a shutdown that could not reach the pool
     may_go_on.set()
     await restart
     assert await jupyter_env.is_empty()
@@ -97,6 +98,6 @@ async def test_the_proxy_of_a_kernel_that_was_shut_down_does_not_end_the_next_on
     await in_background(proxy.ended())
     await km.shutdown_kernel(now=True)
     await km.start_kernel()
-    await in_background(proxy.close_unless_kept(0))  # as it does after a while
+    await in_background(proxy.tell(events.ManagerExpected(0)))  # as it does after a while
     assert await answer(km, "print('well')") == "well\n"
     assert await jupyter_env.leases()

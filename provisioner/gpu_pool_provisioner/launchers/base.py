@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import zmq
 
@@ -20,6 +20,8 @@ from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
+
+T = TypeVar("T")
 
 #: Seconds in which a pod must run, if its pool lets it take that long; and the most that a pool takes.
 START_TIMEOUT: Final = 86_400.0
@@ -35,6 +37,18 @@ class LaunchPlan:
     here: Callable[[Lease, BackendConnection], Awaitable[int]]
     #: Says what the pool is to launch, with the given connection, where it runs kernels in pods.
     in_pod: Callable[[Mapping[str, Any]], KernelCommand]
+
+
+async def before(end: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what ``work`` returns, or None if ``end`` is done before that."""
+    task = asyncio.create_task(work)
+    whatever_first: set[asyncio.Future[Any]] = {end, task}
+    try:
+        await asyncio.wait(whatever_first, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() and not end.done() else None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class NotReadyError(Exception):

@@ -39,10 +39,10 @@ from gpu_pool_provisioner.launchers.base import (
     LaunchPlan,
     NotReadyError,
     ProxiedKernel,
+    before,
 )
 from gpu_pool_provisioner.pools import retry
 from gpu_pool_provisioner.proxy.channels import Channels
-from gpu_pool_provisioner.proxy.events import before
 from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import IO, Any, Final
+from functools import partial
+from typing import IO, Any, Final, TypeVar, cast
 
 from jupyter_client.session import Session
 
@@ -23,15 +24,19 @@ from gpu_pool_provisioner.launchers.base import (
     KernelRun,
     NotReadyError,
     ProxiedKernel,
+    before,
 )
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
 from gpu_pool_provisioner.proxy.channels import Channels
-from gpu_pool_provisioner.proxy.events import before, ended, kill_group
 from gpu_pool_provisioner.proxy.relay import UnencryptedError
 from gpu_pool_provisioner.session.session import MARGIN
 
+T = TypeVar("T")
+
 #: Seconds between two looks at a process that is nobody's child here, where the system has no pidfd.
 _LOOK_EVERY: Final = 0.05
+#: And where a loop waits for the end of one.
+_LOOK_SELDOM: Final = 0.5
 #: prctl(2): the signal that a process gets when its parent dies.
 _PR_SET_PDEATHSIG: Final = 1
 _ENDED_EARLY: Final = "The kernel ended before it was ready."
@@ -54,61 +59,71 @@ class ProcessRun(KernelRun):
 
         Raises ``PortStolenError`` where another user listens in its place.
         """
+        process, within = Process.of(self._pid), kernel.ready_timeout
         try:
-            return await self._until_ready(kernel)
+            if process is None:
+                raise NotReadyError(_ENDED_EARLY)  # noqa: TRY301 - as where it ends later
+            attach = partial(self._lease.attach, process, grace=kernel.grace)
+            await self._while_alive(attach(ready_within=within + MARGIN))
+            introduction = await self._while_alive(asyncio.wait_for(self._first_answer(), within))
+            await self._while_alive(attach())
+        except asyncio.TimeoutError:
+            self.kill()
+            await self.end
+            await self._lease.give_back()
+            raise NotReadyError(f"The kernel did not become ready within {within:g} seconds.") from None
+        except UnencryptedError as error:
+            raise NotReadyError(_UNENCRYPTED) from error
         except NotReadyError:
             if self._backend.is_stolen(self._pid):  # which is why it has ended
                 raise PortStolenError from None
             raise
-
-    async def _until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
-        process = Process.of(self._pid)
-        if process is None:
-            raise NotReadyError(_ENDED_EARLY)
-        within = kernel.ready_timeout + MARGIN
-        await self._while_alive(self._lease.attach(process, ready_within=within, grace=kernel.grace))
-        introduction = await self._answer(kernel.ready_timeout)
-        if introduction is None:
-            self.kill()
-            await self.end
-            await self._lease.give_back()
-            raise NotReadyError(f"The kernel did not become ready within {kernel.ready_timeout:g} seconds.")
-        await self._while_alive(self._lease.attach(process, grace=kernel.grace))
         return introduction
 
-    async def _while_alive(self, telling: Coroutine[Any, Any, None]) -> None:
-        """Tell the pool something, which may take long. Raises ``NotReadyError`` if the kernel ends first."""
-        await before(self.end, telling)
+    async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what ``work`` returns. Raises ``NotReadyError`` if the kernel ends before that."""
+        done = await before(self.end, work)
         if self.end.done():
             raise NotReadyError(_ENDED_EARLY)
+        return cast(T, done)
 
     def kill(self) -> None:
         """Kill the process and what it has started, unless it has ended."""
         if not self.end.done():
-            kill_group(self._pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)  # it leads its own process group
 
     def leave(self) -> None:
         """Kill it, and let go of it."""
         self.kill()
         self.close()
 
-    async def _answer(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return the kernel's first answer, None if there is none in time. Raises ``NotReadyError``."""
-        answer = asyncio.create_task(self._first_answer())
-        whatever_first: set[asyncio.Future[Any]] = {answer, self.end}
-        try:
-            await asyncio.wait(whatever_first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if self.end.done():
-                raise NotReadyError(_ENDED_EARLY)
-            return answer.result() if answer.done() else None
-        except UnencryptedError as error:
-            raise NotReadyError(_UNENCRYPTED) from error
-        finally:
-            answer.cancel()
-
     async def _first_answer(self) -> Mapping[str, Any]:
         self._relay = await self._backend.connected(*self._sides, self._pid)
         return await self._relay.ready()
+
+
+async def ended(pid: int) -> None:
+    """Return once the process has ended. It need not be a child; a zombie has ended."""
+    process = Process.of(pid)
+    if process is None:
+        return
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):
+        while process.is_alive():  # noqa: ASYNC110 - this system tells nobody
+            await asyncio.sleep(_LOOK_SELDOM)
+        return
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def die_with_parent() -> Callable[[], object] | None:

@@ -13,7 +13,6 @@ import asyncio
 import concurrent.futures
 import functools
 import os
-import sys
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
@@ -73,10 +72,6 @@ class Channel:
         else:
             loop.call_soon_threadsafe(self._listen)
 
-    def echo(self) -> None:
-        """Send back whatever arrives from now on: the answer to a heartbeat."""
-        self.on_message = self.send
-
     def send(self, frames: Frames) -> None:
         """Send a message. Never blocks: what cannot be queued for a frontend is dropped."""
         if self._socket.closed:
@@ -102,7 +97,10 @@ class Channel:
             for _ in range(_BATCH):
                 if self._socket.closed:
                     break
-                self._deliver(self._message())
+                frames = [self._socket.recv(_NOW, False)]
+                while frames[-1].more:
+                    frames.append(self._socket.recv(_NOW, False))
+                self._deliver(frames)
         except zmq.Again:
             pass  # that was all
         finally:
@@ -111,12 +109,6 @@ class Channel:
     def _deliver(self, frames: list[zmq.Frame]) -> None:
         """Do with a message what is to be done; a front looks first who sends it."""
         self.on_message(frames)
-
-    def _message(self) -> list[zmq.Frame]:
-        frames = [self._socket.recv(_NOW, False)]
-        while frames[-1].more:
-            frames.append(self._socket.recv(_NOW, False))
-        return frames
 
     def _look_again(self) -> None:
         """Do not rely on the file descriptor alone: using a socket takes its signal back."""
@@ -171,7 +163,7 @@ def connect_back(
 
     The handler of "connected" is called when the kernel can be heard on stdin. It needs to be known:
     on this channel a kernel speaks first, and what it asks before is lost. It is also called when
-    the kernel listens, but not in the way that ``connection`` says; see :func:`is_refusal`.
+    the kernel listens, but not in the way that ``connection`` says: ``EVENT_HANDSHAKE_FAILED_PROTOCOL``.
     """
     # A kernel asks for input on the stdin socket, at the address from which it got the request on shell.
     identity = uuid.uuid4().hex.encode()
@@ -207,12 +199,6 @@ def connect_back(
     return {
         channel: kinds.get(channel, Channel)(socket, handlers[channel]) for channel, socket in sockets.items()
     }
-
-
-def is_refusal(event: list[zmq.Frame]) -> bool:
-    """Whether the handler of "connected" is told that the kernel does not speak as it should."""
-    kind = int.from_bytes(event[0].bytes[:2], sys.byteorder)
-    return kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 def ignore(frames: list[zmq.Frame]) -> None:

@@ -26,7 +26,7 @@ from gpu_pool_provisioner.proxy.channels import (
     ignore,
     use_keys,
 )
-from gpu_pool_provisioner.proxy.signed import is_signed
+from gpu_pool_provisioner.proxy.messages import is_signed
 
 _FRONT: Final = {
     "shell": zmq.ROUTER,
@@ -83,7 +83,7 @@ def bind_front(
     }
     for channel in ("shell", "control", "stdin"):
         front[channel] = _SignedChannel(sockets[channel], session, warnings)
-    front["hb"].echo()
+    front["hb"].on_message = front["hb"].send
     return front
 
 

@@ -1,17 +1,29 @@
-"""The contents of the messages that a kernel proxy answers and publishes. Pure."""
+"""The messages of the kernel protocol: how they are read, and what a proxy answers and publishes."""
 
 from __future__ import annotations
 
+import hmac
 import platform
 import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import zmq
+from jupyter_client.session import DELIM, Session
 
 from gpu_pool_provisioner.wait_notices import MARK
 
+Message = dict[str, Any]
+
+#: What jupyter_client raises on what is no message, or on one whose parts are not what they should be.
+_FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+#: How many parts of a message are signed: header, parent header, metadata and content.
+_PARTS: Final = 4
+#: How many frames may precede the delimiter: a ROUTER socket puts one there, and each hop another.
+_MOST_IDENTITIES: Final = 16
 #: Characters in a line of a cell's output that fit into a small window.
 _COLUMNS: Final = 76
 
@@ -41,6 +53,59 @@ _LANGUAGES: Final[Mapping[str, Mapping[str, Any]]] = {
     "r": {"mimetype": "text/x-r-source", "file_extension": ".r", "pygments_lexer": "r"},
     "julia": {"mimetype": "application/julia", "file_extension": ".jl"},
 }
+
+
+class UnreadableMessageError(Exception):
+    """It is no signed message of the protocol; the text says why."""
+
+
+def read_message(
+    session: Session, frames: list[zmq.Frame], *, replayed: bool = False
+) -> tuple[list[bytes], Message]:
+    """Return the identities and the message of these frames. Raises :class:`UnreadableMessageError`.
+
+    Each signature is taken once, unless the message may have been read before and be ``replayed``.
+    """
+    try:
+        identities, rest = session.feed_identities(frames, copy=False)
+        if replayed:
+            session.digest_history.discard(cast(zmq.Frame, rest[0]).bytes)
+        message = session.deserialize(rest, copy=False)
+    except _FAILURES as error:
+        raise UnreadableMessageError(f"{type(error).__name__}: {error}") from error
+    header = message["header"]
+    # What everybody relies on.
+    is_whole = (
+        all(isinstance(header.get(key), str) for key in ("msg_id", "msg_type"))
+        and isinstance(message["parent_header"], dict)
+        and isinstance(message["content"], dict)
+    )
+    if not is_whole:
+        raise UnreadableMessageError("its parts are not what they should be")
+    return identities, message
+
+
+def session_of(connection: Mapping[str, Any]) -> Session:
+    """Return what signs and reads messages with the key of a connection file."""
+    return Session(
+        key=connection.get("key", "").encode(),
+        signature_scheme=connection.get("signature_scheme") or "hmac-sha256",
+    )
+
+
+def is_signed(session: Session, frames: list[zmq.Frame]) -> bool:
+    """Whether a whole message was signed with the session's key, if that has one; buffers are not signed.
+
+    Reads nothing of it and takes no note of its signature, so it may be read before and after.
+    """
+    for index, frame in enumerate(frames[:_MOST_IDENTITIES]):
+        if len(frame) == len(DELIM) and frame.bytes == DELIM:
+            parts = frames[index + 2 : index + 2 + _PARTS]
+            if len(parts) < _PARTS or session.auth is None:
+                return len(parts) == _PARTS
+            signature = session.sign([part.bytes for part in parts])
+            return hmac.compare_digest(signature, frames[index + 1].bytes)
+    return False
 
 
 def introduction(language: str, argv: Sequence[str], *, debugger: bool) -> dict[str, Any]:

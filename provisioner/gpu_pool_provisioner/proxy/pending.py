@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -18,8 +18,9 @@ from jupyter_client.session import Session
 from gpu_pool_client._log import RareWarnings
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels, ignore
-from gpu_pool_provisioner.proxy.signed import Message, UnreadableMessageError, read_message
-from gpu_pool_provisioner.session import texts
+from gpu_pool_provisioner.proxy.messages import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.proxy.relay import Relay
+from gpu_pool_provisioner.session import events, texts
 
 #: Seconds after which what a waiting cell shows is published again, changed or not: by its messages a Jupyter
 #: server, and by that a culler of a JupyterHub, knows that a kernel is not idle.
@@ -27,6 +28,18 @@ SHOWN_EVERY: Final = 60.0
 #: Seconds for which a waiting cell counts as work after the last message of a frontend. Then nothing is
 #: published of the wait, and a server that nobody has a page of may be culled.
 COUNTS_FOR: Final = 4 * 3_600.0
+#: Where a message's header is, from its end.
+_HEADER: Final = 4
+#: Types of requests that a parked kernel may answer: on shell, and on control.
+_QUESTIONS: Final = (
+    *(b'"kernel_info_request"', b'"comm_info_request"'),
+    *(b'"history_request"', b'"is_complete_request"'),
+)
+_HARMLESS: Final = (
+    *(b'"shutdown_request"', b'"interrupt_request"', b'"kernel_info_request"', b'"usage_request"'),
+    *(b'"create_subshell_request"', b'"delete_subshell_request"', b'"list_subshell_request"'),
+)
+_INTERRUPT: Final = (b'"interrupt_request"',)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,54 +50,37 @@ class HeldMessage:
     frames: list[zmq.Frame]
     identities: list[bytes]
     message: Message
-
-    @property
-    def is_execution(self) -> bool:
-        """Whether code was submitted."""
-        return bool(self.message["msg_type"] == "execute_request")
-
-    @property
-    def is_cell(self) -> bool:
-        """Whether somebody looks at its output."""
-        return self.is_execution and not self.message["content"].get("silent")
-
-
-@dataclass(frozen=True, slots=True)
-class PendingKernelCalls:
-    """What is called for what a pending kernel cannot do itself."""
-
-    #: Code was submitted.
-    submitted: Callable[[], None]
-    #: A frontend asks to interrupt.
-    interrupted: Callable[[], None]
-    #: A frontend asks to shut down.
-    ended: Callable[[], None]
+    #: Whether code was submitted, and whether somebody looks at its output.
+    is_execution: bool
+    is_cell: bool
 
 
 class PendingKernel:
     """Receives messages for a kernel that does not run."""
 
     def __init__(
-        self, session: Session, front: Channels, calls: PendingKernelCalls, introduction: Mapping[str, Any]
+        self,
+        session: Session,
+        front: Channels,
+        introduction: Mapping[str, Any],
+        post: Callable[[events.Event], None],
+        interrupt: Callable[[], None],
     ) -> None:
+        """Answer nothing yet. ``post`` tells what frontends do, and ``interrupt`` that one interrupts."""
         self._session = session
         self._front = front
         self._warnings = RareWarnings()
-        self._calls = calls
+        self._post, self._interrupt = post, interrupt
         #: The content of kernel_info_reply.
         self.introduction = introduction
         self._held: list[HeldMessage] = []
-        self._text = ""
+        #: What the waiting cell shows, or would show if there were one.
+        self.text = ""
         #: The cell that shows the notice, and the notice's display_id.
         self._shown: tuple[HeldMessage, str] | None = None
         #: When something was last published of the wait, and when a frontend was last heard.
         self._published_at = self._heard_at = time.monotonic()
         front["iopub"].on_message = self._greet
-
-    @property
-    def text(self) -> str:
-        """What the waiting cell shows, or would show if there were one."""
-        return self._text
 
     @property
     def holds_code(self) -> bool:
@@ -100,12 +96,12 @@ class PendingKernel:
         """Answer in the kernel's name from now on, or hold."""
         for channel in ("shell", "control"):
             self._front[channel].on_message = partial(self.receive, channel)
-        self._front["hb"].echo()
+        self._front["hb"].on_message = self._front["hb"].send
 
     def hold_all(self, *, answering: bool = True) -> None:
         """Hold what is submitted from now on, whatever it is; without ``answering``, be otherwise silent."""
         if answering:
-            self._front["hb"].echo()
+            self._front["hb"].on_message = self._front["hb"].send
         else:
             for channel in ("control", "stdin", "hb"):
                 self._front[channel].on_message = ignore
@@ -127,7 +123,10 @@ class PendingKernel:
             self._answer(held, self.introduction)
         elif channel == "control" and kind in ("interrupt_request", "shutdown_request"):
             self._answer(held, {"status": "ok", **held.message["content"]})
-            (self._calls.interrupted if kind == "interrupt_request" else self._calls.ended)()
+            if kind == "interrupt_request":
+                self._interrupt()
+            else:
+                self._post(events.StopRequested())
         elif kind in messages.ANSWERS:
             self._answer(held, messages.ANSWERS[kind])
         elif channel == "control" and kind != "debug_request":
@@ -135,16 +134,38 @@ class PendingKernel:
         else:
             self._held.append(held)
             if held.is_execution:
-                self._calls.submitted()
+                self._post(events.WorkSubmitted())
                 self._show()
+
+    def hold_work(self, relay: Relay, is_resuming: Callable[[], bool]) -> None:
+        """Hold what would make a running kernel work, and pass on the rest, until something else is done.
+
+        While it ``is_resuming``, an interrupt is of a cell that waits here, and not for the kernel.
+        """
+
+        def shell(frames: list[zmq.Frame]) -> None:
+            if _is_one_of(_QUESTIONS, frames):
+                relay.back["shell"].send(frames)
+                return
+            self.receive("shell", frames)
+            if self._held:
+                self._post(events.WorkSubmitted())
+
+        def control(frames: list[zmq.Frame]) -> None:
+            if _is_one_of(_HARMLESS, frames) and not (is_resuming() and _is_one_of(_INTERRUPT, frames)):
+                relay.back["control"].send(frames)
+            else:
+                self.receive("control", frames)
+
+        self._front["shell"].on_message, self._front["control"].on_message = shell, control
 
     def show(self, text: str) -> None:
         """Show ``text`` in the first waiting cell, in place of what it showed before. Empty: nothing.
 
         To be called once in a while for as long as a cell waits, also with the same text.
         """
-        now, is_new = time.monotonic(), text != self._text
-        self._text = text
+        now, is_new = time.monotonic(), text != self.text
+        self.text = text
         if now < self._heard_at + COUNTS_FOR and (is_new or now >= self._published_at + SHOWN_EVERY):
             self._show()
 
@@ -170,7 +191,7 @@ class PendingKernel:
     def hand_over(self, pass_on: Callable[[str, list[zmq.Frame]], None]) -> None:
         """Send what was held to the kernel, in order, and take the notice away."""
         self._clear()
-        self._text = ""
+        self.text = ""
         held_back, self._held = self._held, []
         for held in held_back:
             pass_on(held.channel, held.frames)
@@ -190,7 +211,9 @@ class PendingKernel:
             self._warnings.warn("Ignored what is no message to a kernel: %s", error)
             return None
         self._heard_at = time.monotonic()
-        return HeldMessage(channel, frames, identities, message)
+        is_execution = message["msg_type"] == "execute_request"
+        is_cell = is_execution and not message["content"].get("silent")
+        return HeldMessage(channel, frames, identities, message, is_execution, is_cell)
 
     def _answer(self, to: HeldMessage, content: Mapping[str, Any]) -> None:
         self._publish("status", {"execution_state": "busy"}, to)
@@ -217,9 +240,9 @@ class PendingKernel:
 
     def _show(self) -> None:
         cell = next((held for held in self._held if held.is_cell), None)
-        if cell is None or not self._text:
+        if cell is None or not self.text:
             return
-        self._published_at, text = time.monotonic(), messages.dated(self._text, time.time())
+        self._published_at, text = time.monotonic(), messages.dated(self.text, time.time())
         if self._shown is not None and self._shown[0] is cell:
             self._publish("update_display_data", messages.display(text, self._shown[1]), cell)
             return
@@ -240,3 +263,8 @@ class PendingKernel:
     def _publish(self, kind: str, content: dict[str, Any], parent: HeldMessage | None) -> None:
         message = self._session.msg(kind, content, parent=parent.message if parent else None)
         self._front["iopub"].send(self._session.serialize(message, kind.encode()))
+
+
+def _is_one_of(kinds: Sequence[bytes], frames: list[zmq.Frame]) -> bool:
+    header = frames[-_HEADER].bytes if len(frames) > _HEADER else b""
+    return any(kind in header for kind in kinds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -13,9 +14,8 @@ import zmq
 from jupyter_client.session import DELIM, Session
 
 from gpu_pool_client._log import RareWarnings
-from gpu_pool_provisioner.proxy.busy_times import BusyTimes
-from gpu_pool_provisioner.proxy.channels import Channels, close_all, connect_back, ignore, is_refusal
-from gpu_pool_provisioner.proxy.signed import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.proxy.channels import Channels, close_all, connect_back, ignore
+from gpu_pool_provisioner.proxy.messages import Message, UnreadableMessageError, read_message
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
 _ASK_AGAIN: Final = 0.2
@@ -33,6 +33,41 @@ _WELCOME: Final = b'"iopub_welcome"'
 _MOST_AT_WORK: Final = 1_000
 _MOST_UNTOLD: Final = 20
 _BOTH_WAYS: Final = ("shell", "control", "stdin", "hb")
+#: Pieces of work that are kept until they are told; of more the oldest are left out.
+_MOST_PIECES: Final = 1_000
+#: Seconds between two times that they are told.
+EVERY: Final = 60.0
+
+
+class BusyTimes:
+    """When a kernel worked, in pieces: Unix seconds of the begin, and the length in seconds."""
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall, self._clock = wall, clock
+        #: When the piece began that is under way, by both clocks.
+        self._begun: tuple[float, float] | None = None
+        self._spans: list[tuple[float, float]] = []
+        self._told_at = clock()
+
+    def see(self, *, busy: bool) -> None:
+        """Note whether the kernel works now."""
+        if busy and self._begun is None:
+            self._begun = self._wall(), self._clock()
+        elif not busy and self._begun is not None:
+            began, by_clock = self._begun
+            self._begun = None
+            self._spans.append((began, self._clock() - by_clock))
+            del self._spans[:-_MOST_PIECES]
+
+    def due(self) -> tuple[tuple[float, float], ...]:
+        """Return what is to be told now, once; nothing if that was done lately."""
+        now = self._clock()
+        if not self._spans or now - self._told_at < EVERY:
+            return ()
+        told, self._spans, self._told_at = tuple(self._spans), [], now
+        return told
 
 
 class UnencryptedError(Exception):
@@ -99,8 +134,8 @@ class Relay:
             self._front[channel].on_message = self.back[channel].send
             self.back[channel].on_message = self._front[channel].send
         self._front["shell"].on_message = partial(self.pass_on, "shell")
-        self.back["shell"].on_message = self._reply
-        self.back["control"].on_message = self._reply_on_control
+        for channel in ("shell", "control"):
+            self.back[channel].on_message = partial(self._reply, channel)
 
     @property
     def busy(self) -> bool:
@@ -189,34 +224,24 @@ class Relay:
     def _hears_questions(self, event: list[zmq.Frame]) -> None:
         if self._connected.done():
             return  # a connection that was lost comes back by itself
-        if not is_refusal(event):
+        if int.from_bytes(event[0].bytes[:2], sys.byteorder) != zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._connected.set_result(None)
         elif not self._answer.done():
             self._answer.set_exception(UnencryptedError())
 
-    def _reply(self, frames: list[zmq.Frame]) -> None:
+    def _reply(self, channel: str, frames: list[zmq.Frame]) -> None:
         if frames[0].bytes == DELIM:  # to a request of ours, which has no identity
             self._take_answer(frames)
             return
         if len(frames) > _HEADER and b'"execute_reply"' in frames[-_HEADER].bytes:
             self._unanswered.pop(_header(frames[-_HEADER + 1].bytes).get("msg_id", ""), None)
-        self._front["shell"].send(frames)
-
-    def _reply_on_control(self, frames: list[zmq.Frame]) -> None:
-        if frames[0].bytes == DELIM:
-            self._take_answer(frames)
-        else:
-            self._front["control"].send(frames)
+        self._front[channel].send(frames)
 
     def pass_on(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Send the kernel what came for it on a channel."""
         if channel == "shell" and len(frames) > _HEADER and b'"execute_request"' in frames[-_HEADER].bytes:
-            self._remember(frames)
+            self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
         self.back[channel].send(frames)
-
-    def _remember(self, frames: list[zmq.Frame]) -> None:
-        """Wait for the reply to code."""
-        self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
 
     def _observe(self, parent: bytes, content: bytes) -> None:
         if any(kind in parent for kind in _WORK) and self._session.session.encode() not in parent:

@@ -64,11 +64,7 @@ def asks(session: Session, now: float) -> Outcome:
         tells_at=now + SOON,
         has_waited=False,
     )
-    return asking, (_ask(asking),)
-
-
-def _ask(session: Session) -> do.Ask:
-    return do.Ask(session.request, session.asked, session.lease_id, session.within)
+    return asking, (do.Ask(asking.request, asking.asked, asking.lease_id, asking.within),)
 
 
 def without_work(session: Session) -> Session:

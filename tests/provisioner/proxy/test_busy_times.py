@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_provisioner.proxy import busy_times
-from gpu_pool_provisioner.proxy.busy_times import EVERY, BusyTimes
+from gpu_pool_provisioner.proxy.relay import EVERY, BusyTimes
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 

@@ -19,7 +19,7 @@ from jupyter_client.session import Session
 
 from gpu_pool_provisioner.proxy.channels import Channel, close_all
 from gpu_pool_provisioner.proxy.front import bind_front
-from gpu_pool_provisioner.proxy.signed import session_of
+from gpu_pool_provisioner.proxy.messages import session_of
 
 Front = tuple[dict[str, Any], dict[str, Channel]]
 BIG = 1 << 20
