@@ -40,6 +40,9 @@ _HARMLESS: Final = (
     *(b'"create_subshell_request"', b'"delete_subshell_request"', b'"list_subshell_request"'),
 )
 _INTERRUPT: Final = (b'"interrupt_request"',)
+#: What pages ask whenever somebody turns to a notebook: whether its kernel is being debugged.
+_DEBUG: Final = (b'"debug_request"',)
+_DEBUG_INFO: Final = b'"debugInfo"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,9 @@ class PendingKernel:
                 self._post(events.WorkSubmitted())
 
         def control(frames: list[zmq.Frame]) -> None:
-            if _is_one_of(_HARMLESS, frames) and not (is_resuming() and _is_one_of(_INTERRUPT, frames)):
+            asks_debugger = _is_one_of(_DEBUG, frames) and _DEBUG_INFO in frames[-1].bytes
+            is_harmless = _is_one_of(_HARMLESS, frames) or asks_debugger
+            if is_harmless and not (is_resuming() and _is_one_of(_INTERRUPT, frames)):
                 relay.back["control"].send(frames)
             else:
                 self.receive("control", frames)

@@ -267,6 +267,21 @@ async def test_code_on_the_control_channel_does_not_run_while_parked(
         assert (await page.run("print('ran' in globals())").done()).outputs == ["False\n"]
 
 
+async def test_whether_it_is_debugged_is_answered_while_it_is_parked(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
+) -> None:
+    course(idle_limit="1s")
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await eventually(jupyter_env.is_parked)
+        content = {"type": "request", "command": "debugInfo", "seq": 1, "arguments": {}}
+        reply = (await page.ask("debug_request", content, "control").done()).reply
+        assert reply is not None
+        assert reply["content"]["success"]
+        assert await jupyter_env.is_parked()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "fault",

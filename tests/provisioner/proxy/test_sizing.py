@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from gpu_pool_client import Lease, NotAllowed
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
+from gpu_pool_provisioner.session.events import SizeChange
 from support.frontend import Cell, Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 
@@ -127,3 +129,25 @@ async def test_of_two_restarts_at_once_one_kernel_is_left_and_has_the_slice(
     lease = await jupyter_env.only_lease()
     assert lease.process is not None
     assert done.outputs == [f"{lease.process.pid}\n"]
+
+
+async def test_a_page_that_asks_for_the_debugger_meanwhile_does_not_keep_the_size(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    driver = km.provisioner.driver
+    content = {"type": "request", "command": "debugInfo", "seq": 1, "arguments": {}}
+    asked = km.session.serialize(km.session.msg("debug_request", content), b"page")
+
+    async def resized() -> SizeChange:
+        change = asyncio.create_task(driver.resize("10%"))
+        while driver.session.state is not State.RESIZING:  # noqa: ASYNC110 - it is one turn of the loop
+            await asyncio.sleep(0)
+        driver._do.front["control"].on_message([zmq.Frame(part) for part in asked])
+        return await change
+
+    async with frontend(km) as page:
+        await page.run("1").done()
+        assert (await in_background(resized())).granted
+        assert (await page.run(FACTS).done()).outputs == ["10% 3276\n"]
