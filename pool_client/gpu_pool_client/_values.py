@@ -44,7 +44,7 @@ class Terms:
     @property
     def why_it_ends(self) -> str:
         """Why it ends at ``ends_at``, as the end of a sentence."""
-        return "no longer lease was asked for" if self.ends_as_asked else "its course allows no longer lease"
+        return "nothing longer was asked for" if self.ends_as_asked else "its course allows no longer lease"
 
     @property
     def acts_when_idle(self) -> bool:

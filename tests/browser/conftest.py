@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from playwright.async_api import Page, async_playwright, expect
 
 from support.browsers import chromium
-from support.lab import Lab, environment, running_lab
+from support.lab import SIZES, Lab, environment, running_lab
 
 __all__ = ["chromium"]
 
@@ -40,14 +40,30 @@ def lab_config() -> dict[str, Any]:
 
 
 @pytest.fixture
+def sizes() -> Sequence[str]:
+    """The sizes of the kernels."""
+    return SIZES
+
+
+@pytest.fixture
+def gpus() -> int:
+    """How many GPUs there are, simulated."""
+    return 1
+
+
+@pytest.fixture
 async def lab(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lab_config: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lab_config: dict[str, Any],
+    sizes: Sequence[str],
+    gpus: int,
 ) -> AsyncIterator[Lab]:
-    for name, value in environment(tmp_path).items():
+    for name, value in environment(tmp_path, gpus).items():
         monkeypatch.setenv(name, value)
     (tmp_path / "config").mkdir(exist_ok=True)  # a test's own fixtures may have filled it
     (tmp_path / "config" / "jupyter_server_config.json").write_text(json.dumps(lab_config))
-    async with running_lab(tmp_path) as lab:
+    async with running_lab(tmp_path, sizes) as lab:
         yield lab
 
 

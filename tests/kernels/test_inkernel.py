@@ -331,4 +331,4 @@ def test_the_end_of_a_lease_is_explained(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("GPU_POOL_ENDS_AT", f"{time.time() + 90.5:.0f}")
     assert slice_info.terms()[0] == ("Ends in", "1 min: its course allows no longer lease")
     monkeypatch.setenv("GPU_POOL_ENDS_AS_ASKED", "1")
-    assert slice_info.terms()[0] == ("Ends in", "1 min: no longer lease was asked for")
+    assert slice_info.terms()[0] == ("Ends in", "1 min: nothing longer was asked for")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +43,10 @@ class Lab:
         return not status["leases"] and not status["queue"]
 
 
-def environment(folder: Path) -> Mapping[str, str]:
+def environment(folder: Path, gpus: int = 1) -> Mapping[str, str]:
     """Return the variables by which Jupyter and the pool use nothing but ``folder``."""
     return {
-        "GPU_POOL_DEVICES": "V100-SXM2-32GB:1",
+        "GPU_POOL_DEVICES": f"V100-SXM2-32GB:{gpus}",
         "GPU_POOL_URL": f"embedded:{folder}/store.db",
         "JUPYTER_PATH": f"{folder}/share/jupyter",
         "JUPYTER_CONFIG_DIR": f"{folder}/config",
@@ -59,12 +59,12 @@ def environment(folder: Path) -> Mapping[str, str]:
 
 
 @asynccontextmanager
-async def running_lab(folder: Path) -> AsyncIterator[Lab]:
-    """Start JupyterLab with kernels of all ``SIZES`` in the empty ``folder``; end it in the end.
+async def running_lab(folder: Path, sizes: Iterable[str] = SIZES) -> AsyncIterator[Lab]:
+    """Start JupyterLab with kernels of these sizes in the empty ``folder``; end it in the end.
 
     This process's own environment must be :func:`environment`.
     """
-    _prepare(folder)
+    _prepare(folder, sizes)
     with _new_log(folder) as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-X", "faulthandler", "-m", "jupyterlab", "--no-browser", "--allow-root"),
@@ -97,12 +97,12 @@ async def _end(process: asyncio.subprocess.Process, folder: Path) -> None:
         assert is_known, f"JupyterLab does not end: {stacks}"
 
 
-def _prepare(folder: Path) -> None:
+def _prepare(folder: Path, sizes: Iterable[str]) -> None:
     (folder / "notebooks").mkdir()
     settings = folder / "config" / "labconfig" / "default_setting_overrides.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(json.dumps(SETTINGS))
-    install([parse_request(size) for size in SIZES], prefix=folder)
+    install([parse_request(size) for size in sizes], prefix=folder)
 
 
 def _new_log(folder: Path) -> BinaryIO:

@@ -104,7 +104,7 @@ def terms() -> "list[tuple[str, str]]":
 def why_it_ends() -> str:
     """Say why the lease ends when it does."""
     asked = os.environ.get("GPU_POOL_ENDS_AS_ASKED")
-    return "no longer lease was asked for" if asked else "its course allows no longer lease"
+    return "nothing longer was asked for" if asked else "its course allows no longer lease"
 
 
 def number(name: str) -> "int | None":

@@ -204,16 +204,34 @@ def _free(waiter: Waiter, statuses: Sequence[DeviceStatus], kept: set[str]) -> s
         return ""
     if all(status.device.exclusive and status.leases for status in usable):
         return _exclusive(usable)
-    best = max(usable, key=lambda status: (status.free_milli, status.free_memory_mib))
-    most = f"{format_share(best.free_milli)} and {memory_in_words(best.free_memory_mib)}"
+    if waiter.request.count > 1:
+        return _free_of_several(usable)
+    best = _most_room(usable)
     if not best.free_milli:
         return "Nothing is free."
     if len(usable) == 1:
-        return f"{most} of it are free."
-    empty = sum(not status.leases for status in usable)
-    if waiter.request.count > 1:
-        return f"Of {len(usable)} that would do, {empty} are free; of the next most, {most}."
-    return f"Of {len(usable)} that would do, the one with most room has {most} free."
+        return f"{_room(best)} of it are free."
+    return f"Of {len(usable)} that would do, the one with most room has {_room(best)} free."
+
+
+def _free_of_several(usable: Sequence[DeviceStatus]) -> str:
+    """Say how many of these devices are free as a whole, and how much of the best of the others."""
+    held = [status for status in usable if status.leases]
+    empty = len(usable) - len(held)
+    free = "none is" if not empty else "1 is" if empty == 1 else f"{empty} are"
+    best = _most_room(held) if held else None
+    if best is None or not best.free_milli:
+        return f"Of {len(usable)} that would do, {free} free."
+    which = "one with most room" if not empty else "next"
+    return f"Of {len(usable)} that would do, {free} free; the {which} has {_room(best)}."
+
+
+def _most_room(statuses: Sequence[DeviceStatus]) -> DeviceStatus:
+    return max(statuses, key=lambda status: (status.free_milli, status.free_memory_mib))
+
+
+def _room(status: DeviceStatus) -> str:
+    return f"{format_share(status.free_milli)} and {memory_in_words(status.free_memory_mib)}"
 
 
 def _exclusive(statuses: Sequence[DeviceStatus]) -> str:
@@ -244,17 +262,18 @@ def _emptied(waiter: Waiter, now: Situation) -> str:
     """Say which devices are kept free for the waiter, from when on likely, and by when at the latest."""
     gpus = "A GPU is" if len(waiter.reserved) == 1 else f"{len(waiter.reserved)} GPUs are"
     ends = [h.ends_by for h in now.holdings if any(p.device.uuid in waiter.reserved for p in h.parts)]
+    if not ends:
+        return f"{gpus} kept free for you."
     known = [end for end in ends if end is not None]
-    latest = _minutes(max(known) - now.now) if known and len(known) == len(ends) else None
+    latest = _minutes(max(known) - now.now) if len(known) == len(ends) else None
     plan = Plans(now, now.statuses, now.holdings).plan(waiter, waiter.reserved)
     likely = _minutes(plan.start - now.now) if plan is not None and math.isfinite(plan.start) else None
-    told = [f"{gpus} being emptied for you"]
-    is_known = len(now.history) >= FEWEST and ends
-    if likely is not None and is_known and (latest is None or likely < latest):
-        told.append(f"likely free for you in about {likely} min")
-    if latest is not None:
-        told.append(f"the last lease there ends within {latest} min")
-    return "; ".join(told) + "."
+    if likely is None or len(now.history) < FEWEST or (latest is not None and latest <= likely):
+        told = "" if latest is None else f"; the leases that are still there end within {latest} min"
+    else:
+        told = f"; the leases that are still there likely end in about {likely} min"
+        told += "" if latest is None else f", and within {latest} min at the latest"
+    return f"{gpus} kept free for you{told}."
 
 
 def _minutes(seconds: float) -> int:

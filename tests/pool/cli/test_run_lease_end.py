@@ -54,7 +54,7 @@ def test_a_command_ends_with_the_length_that_was_said(terminal: Terminal) -> Non
     assert program.returncode == 124
     lines = errors.splitlines()
     assert lines[0] == f"{RUNNING}, for at most 3s"
-    assert lines[1].endswith("and the command with it, because no longer lease was asked for")
+    assert lines[1].endswith("and the command with it, because nothing longer was asked for")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,18 @@ def test_it_says_what_is_needed_and_what_is_free() -> None:
     assert explain(1, told).startswith("A whole GPU is needed.")
 
 
+def test_of_several_gpus_it_says_how_many_are_free_and_how_much_of_the_next() -> None:
+    told = "2 whole GPUs are needed. Of 2 that would do, "
+    half, full = held(0, 600), held(1, 1000)
+    assert explain(1, situation([waiter(1, "2")], [half, full])) == (
+        f"{told}none is free; the one with most room has 40% and 12.8 GiB."
+    )
+    assert explain(1, situation([waiter(1, "2")], [half])) == (
+        f"{told}1 is free; the next has 40% and 12.8 GiB."
+    )
+    assert explain(1, situation([waiter(1, "2")], [full])) == f"{told}1 is free."
+
+
 def test_it_says_that_a_gpu_is_kept_free_for_somebody_and_never_for_whom() -> None:
     kept = waiter(1, "1", reserved=(V100[1].uuid,))
     text = explain(2, situation([kept, waiter(2)], [held(0, 1000), held(1, 20)]))
@@ -61,9 +73,9 @@ def test_whoever_a_gpu_is_emptied_for_is_told_when_at_the_latest() -> None:
     kept = waiter(1, "1", reserved=(V100[1].uuid,))
     holdings = [held(0, 1000), held(1, 20, ends_by=700.0), held(1, 20, ends_by=400.0)]
     text = explain(1, situation([kept], holdings))
-    assert text.endswith("A GPU is being emptied for you; the last lease there ends within 10 min.")
+    assert text.endswith("A GPU is kept free for you; the leases that are still there end within 10 min.")
     unlimited = explain(1, situation([kept], [*holdings, held(1, 20)]))
-    assert unlimited.endswith("A GPU is being emptied for you.")
+    assert unlimited.endswith("A GPU is kept free for you.")
 
 
 def test_whoever_a_gpu_is_emptied_for_is_told_when_it_likely_is_free() -> None:
@@ -71,7 +83,10 @@ def test_whoever_a_gpu_is_emptied_for_is_told_when_it_likely_is_free() -> None:
     history = [HoldingTime("", 20, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
     now = situation([kept], [held(0, 1000), held(1, 20, since=100.0)])
     now = replace(now, history=history, now=100.0)
-    assert explain(1, now).endswith("A GPU is being emptied for you; likely free for you in about 50 min.")
+    told = "A GPU is kept free for you; the leases that are still there likely end in about 50 min"
+    assert explain(1, now).endswith(f"{told}.")
+    limited = replace(now, holdings=[held(0, 1000), held(1, 20, since=100.0, ends_by=100.0 + 55 * 60)])
+    assert explain(1, limited).endswith(f"{told}, and within 55 min at the latest.")
 
 
 def test_a_parked_kernel_is_told_which_gpu_it_waits_for() -> None:

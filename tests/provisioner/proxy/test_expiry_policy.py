@@ -134,7 +134,7 @@ def test_a_length_that_was_said_is_warned_of_and_kept_as_such() -> None:
     terms = Terms(ends_at=NOW + 1200, warn_before=300, ends_as_asked=True)
     busy = replace(IDLE, busy=True)
     warning, end = step(terms, busy, NOW + 900), step(terms, busy, NOW + 1200)
-    assert "ends in 5min, and the kernel with it, because no longer lease was asked for." in warning.message
+    assert "ends in 5min, and the kernel with it, because nothing longer was asked for." in warning.message
     assert (end.act, end.reason) == (ExpiryAction.END, EndReason.TOO_LONG)
     assert end.message.endswith("had been held for as long as was asked for.")
 
