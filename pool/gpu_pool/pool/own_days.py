@@ -38,7 +38,8 @@ class WayFigures:
     #: in seconds.
     at_once: float
     late: float
-    asked_back: int
+    #: How many slices were asked back; None where kernels are not asked.
+    asked_back: int | None
 
 
 class ReplayGivenUp(Exception):
@@ -111,4 +112,5 @@ def _figures(
 ) -> WayFigures:
     found = replay_figures(days.sessions, replay(days.sessions, devices, way, tell=look))
     hours, cells = found.gpu_hours, found.cells
-    return WayFigures(way.name, hours.held, hours.used, cells.at_once, cells.delay.p99, found.asked_back)
+    asked = None if way.yield_after is None else found.asked_back
+    return WayFigures(way.name, hours.held, hours.used, cells.at_once, cells.delay.p99, asked)

@@ -33,7 +33,8 @@ class WayRow:
     used: str
     at_once: str
     late: str
-    asked_back: int
+    #: How many slices were asked back; "-" where kernels are not asked.
+    asked_back: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,8 @@ class OtherWaysFound:
     """What is shown; ``why_not`` says why there are no rows."""
 
     rows: tuple[WayRow, ...] = ()
-    gpus: int = 0
-    sessions: int = 0
-    cells: int = 0
+    #: How much was replayed, and on what.
+    what: str = ""
     why_not: str = ""
 
 
@@ -81,8 +81,16 @@ def _work_out(
     if not days.has_cells:
         return OtherWaysFound(why_not=_NO_CELLS)
     found = compare(days, devices, goes_on)
-    cells = sum(len(session.cells) for session in days.sessions)
-    return OtherWaysFound(tuple(map(_row, found)), len(devices), len(days.sessions), cells)
+    leases, cells, gpus = (
+        _count(len(days.sessions), "lease"),
+        _count(sum(len(each.cells) for each in days.sessions), "cell"),
+        _count(len(devices), "GPU"),
+    )
+    return OtherWaysFound(tuple(map(_row, found)), f"{leases} and {cells} on {gpus}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def _row(each: WayFigures) -> WayRow:
@@ -92,5 +100,5 @@ def _row(each: WayFigures) -> WayRow:
         f"{each.used / each.held:.0%}" if each.held else "-",
         f"{each.at_once:.1%}",
         format_duration(each.late),
-        each.asked_back,
+        "-" if each.asked_back is None else str(each.asked_back),
     )
