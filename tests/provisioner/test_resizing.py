@@ -76,6 +76,8 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
         ("lots", "'lots' is not a GPU slice"),
         ("3", "that is 3 GPUs; this pool has one"),
         ("2% model=A100", "no GPU here matches that"),
+        ("10% for 20min", "For how long a slice is held is said when it is asked for"),
+        ("10% for ever", "'ever' is not a duration"),
     ],
 )
 async def test_what_cannot_be_is_refused_in_words_and_changes_nothing(

@@ -178,10 +178,18 @@ def slice_lines(lease: Lease, used: dict[str, int], now: float) -> list[tuple[st
         ("Memory limit", str(lease.enforcement.memory)),
         ("Compute limit", str(lease.enforcement.compute)),
         ("Held for", held_for(lease, now)),
+        *_ends_in(lease, now),
         ("For", safe(lease.holder.kernel or "-")),
         ("Process", str(lease.process.pid) if lease.process else "none yet"),
         ("Lease", safe(lease.id)),
     ]
+
+
+def _ends_in(lease: Lease, now: float) -> list[tuple[str, str]]:
+    if lease.terms.ends_at is None:
+        return []
+    left = format_duration(max(0.0, lease.terms.ends_at - now))
+    return [("Ends in", f"{left}: {lease.terms.why_it_ends}")]
 
 
 def held_for(lease: Lease, now: float) -> str:

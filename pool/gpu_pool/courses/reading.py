@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from gpu_pool.courses.text import (
     read_text,
 )
 from gpu_pool.policy.course_values import given, nearest
-from gpu_pool_client import BadRequest, parse_duration
+from gpu_pool_client import BadRequest, SliceRequest, parse_duration
 
 #: The fields that are times, by their places.
 TIMES: Final[tuple[Place, ...]] = (
@@ -59,6 +59,26 @@ def without_unit(file: str, written: WrittenText) -> Iterator[FileProblem]:
             in_words(place),
             f"{given(text)} has no unit, and is read as {spelled(seconds)}.",
             f"Write {number}s, {number}min or {number}h.",
+        )
+
+
+def longer_than_leases(file: str, written: WrittenText, course: CourseFile) -> Iterator[FileProblem]:
+    """Yield what is offered for longer than the course's longest lease, at whose end it ends nevertheless."""
+    longest = course.longest_lease
+    offers: list[tuple[Place, SliceRequest | None]] = [
+        *((("slices", place, "request"), offer.request) for place, offer in enumerate(course.slices)),
+        (("any_up_to",), course.any_up_to),
+    ]
+    for place, request in offers:
+        if longest is None or request is None or request.length is None or request.length <= longest:
+            continue
+        shorter, end = replace(request, length=int(longest) or None), spelled(longest)
+        yield FileProblem(
+            file,
+            _line(written.lines, _as_written(written.tree, place)),
+            in_words(place),
+            f"{given(str(request))} is for longer than longest_lease ({end}): it ends with that.",
+            f"Write {shorter}, or a longer longest_lease.",
         )
 
 
@@ -149,8 +169,13 @@ def read_course(file: str, data: bytes) -> ReadCourse:
         # What is not seen may be why: YAML takes more for the end of a line than is seen as one.
         known = {problem.line: problem for problem in (error.problem, *hidden(file, text))}
         raise BadCourseFile(sorted(known.values(), key=lambda each: each.line or 0)) from None
-    warnings = (*hidden(file, text), *without_unit(file, written))
-    return ReadCourse(_course(file, written), tuple(sorted(warnings, key=lambda each: each.line or 0)))
+    course = _course(file, written)
+    warnings = (
+        *hidden(file, text),
+        *without_unit(file, written),
+        *longer_than_leases(file, written, course),
+    )
+    return ReadCourse(course, tuple(sorted(warnings, key=lambda each: each.line or 0)))
 
 
 def _course(file: str, written: WrittenText) -> CourseFile:

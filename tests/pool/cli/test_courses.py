@@ -90,6 +90,19 @@ def test_a_time_without_a_unit_is_read_back_and_asked_for(run, folder):
     assert "warn_before: 5 minutes (default); keep_at_most: 2 hours (default)." in done.stdout
 
 
+def test_an_offer_for_longer_than_the_longest_lease_is_told_by_line(run, folder):
+    path = folder / "cs101.yaml"
+    path.write_text("title: A\nslices:\n- {name: S, request: 2% for 6h}\nlongest_lease: 4h\n")
+    done = run("check", str(path), *GPU)
+    assert done.returncode == 1
+    assert (
+        "line 3: slices no. 1, request: '2% for 6h' is for longer than longest_lease (4 hours)" in done.stdout
+    )
+    assert "Write 2% for 4h, or a longer longest_lease." in done.stdout
+    path.write_text(path.read_text().replace("6h", "4h"))
+    assert run("check", str(path), *GPU).returncode == 0
+
+
 def test_a_file_with_a_warning_is_a_course_all_the_same(run, folder):
     (folder / "cs101.yaml").write_text("title: A\nslices: [{name: S, request: 2%}]\nlongest_lease: 90\n")
     assert run("list", str(folder)).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 
 import pytest
@@ -27,6 +28,17 @@ def test_a_shell_takes_uses_and_returns_a_slice(terminal):
     assert "used 655 MiB" in done.stdout
     assert "Slice:         2% of V100-SXM2-32GB (simulated), 655MiB" in done.stdout
     assert done.stdout.endswith("Nothing is held, and nobody waits.\n")
+
+
+def test_a_length_that_is_said_is_shown_and_is_the_lease_s_end(terminal):
+    done = terminal.call(*BASH, "gpu-pool request '2% for 20min' && gpu-pool smi && gpu-pool status --json")
+    assert done.stderr == ""
+    shown, _, status = done.stdout.partition("{")
+    assert "You hold 2% of V100-SXM2-32GB (simulated), 655MiB, for at most 20min" in shown
+    assert re.search(r"Ends in: +(20min|19min\d+s): nothing longer was asked for\n", shown)
+    (lease,) = json.loads("{" + status)["leases"]
+    assert lease["request"] == "2% for 20min"
+    assert lease["ends_at"] - lease["held_at"] == pytest.approx(1200, abs=1)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])

@@ -51,6 +51,32 @@ def test_a_time_without_a_unit_is_read_with_a_warning_and_refused_in_a_new_file(
     assert check_course("cs101.yaml", good) == found.course
 
 
+@pytest.mark.parametrize(
+    ("text", "field", "line", "remedy"),
+    [
+        (GOOD.replace("2%", "2% for 6h") + "longest_lease: 4h\n", "slices no. 1, request", 4, "2% for 4h"),
+        (GOOD + "any_up_to: 2x50% for 5h\nlongest_lease: 4h\n", "any_up_to", 5, "2x50% for 4h"),
+        ("longest_lease: 30min\ntitle: A\nslices: [{name: S, request: 1 for 1h}]\n",
+         "slices no. 1, request", 3, "1 for 30min"),
+    ],
+)  # fmt: skip
+def test_an_offer_for_longer_than_the_longest_lease_is_warned_of_and_refused_in_a_new_file(
+    text: str, field: str, line: int, remedy: str
+) -> None:
+    found = read_course("cs101.yaml", text.encode())
+    [warning] = found.warnings
+    assert (warning.field, warning.line) == (field, line)
+    assert re.fullmatch(
+        r"'.* for \wh' is for longer than longest_lease \(.*\): it ends with that.", warning.message
+    )
+    assert warning.remedy == f"Write {remedy}, or a longer longest_lease."
+    with pytest.raises(BadCourseFile) as raised:
+        check_course("cs101.yaml", text.encode())
+    assert raised.value.problems == (warning,)
+    good = re.sub(r" for \wh", f" for {remedy.rpartition(' ')[2]}", text)
+    assert check_course("cs101.yaml", good.encode()).longest_lease == found.course.longest_lease
+
+
 def test_what_is_no_time_is_refused_and_not_warned_of() -> None:
     for text in ("soon 9", "-9", "99999999999", "0"):
         with pytest.raises(BadCourseFile) as raised:

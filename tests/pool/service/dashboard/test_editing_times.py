@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.course_editing import COURSE, EDIT, folder, send, site, text_of
 from support.dashboard import Site
 from support.pages import Document
@@ -26,6 +28,23 @@ async def test_a_time_without_a_unit_is_not_saved_and_every_time_is_read_back(
     words = " ".join(text_of(checked).split())
     assert "longest_lease1 hour 30 minutes warn_before5 minutes (default)" in words
     assert (await send(site, bare.replace("90", "90min"))).code == 303
+
+
+async def test_an_offer_says_for_how_long_and_not_for_longer_than_a_lease_lasts(
+    site: Site, folder: Path
+) -> None:
+    long = COURSE.replace("request: 2%", "request: 2% for 6h") + "longest_lease: 4h\n"
+    answer = await send(site, long)
+    assert answer.code == 422
+    page = text_of(answer)
+    assert "'2% for 6h' is for longer than longest_lease (4 hours): it ends with that." in page
+    assert "Write 2% for 4h, or a longer longest_lease." in page
+    assert (await send(site, long.replace("6h", "20min"))).code == 303
+    assert "2% for 20min" in (folder / "ml.yaml").read_text()
+    assert "2% for 20min" in await site.page("courses/ml", "ada")
+    await site.pool.core.reread_course("ml.yaml")
+    lease = await site.pool.get_lease(await site.take("2% for 20min", "ada", "ml"))
+    assert lease.terms.ends_at == pytest.approx(lease.held_at + 1200, abs=1)
 
 
 async def test_an_old_file_without_units_is_in_force_and_says_so_in_the_editor(
