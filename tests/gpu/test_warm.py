@@ -62,6 +62,7 @@ def soon(installed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(templates, "STARTS_AFTER", 0.0)
     monkeypatch.setattr(templates, "PAUSES_WITHIN", 0.0)
+    # The process's own and nobody's setting; a template that has CUDA's libraries is slow to be forked.
     monkeypatch.setattr(templates, "_ANSWERS_WITHIN", 20.0)
     yield
     templates.templates().end()

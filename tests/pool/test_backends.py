@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,12 @@ from support.racks import RackBackend, open_racks
 
 
 async def test_it_is_found_by_the_scheme_of_its_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    racks = EntryPoint("racks", f"{open_racks.__module__}:{open_racks.__name__}", _pool.BACKENDS)
-    monkeypatch.setattr(_pool, "entry_points", lambda **_: EntryPoints([racks]))
+    info = tmp_path / "racks-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: racks\nVersion: 1\n")
+    opens = f"racks = {open_racks.__module__}:{open_racks.__name__}"
+    (info / "entry_points.txt").write_text(f"[{_pool.BACKENDS}]\n{opens}\n")
+    monkeypatch.syspath_prepend(tmp_path)
     async with connect(f"racks:{tmp_path}/store.db") as pool:
         lease = await take(pool, "50%", "key")
         assert await held_milli(pool) == 500

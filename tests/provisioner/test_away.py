@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import OverQuota, _background, connect
+from gpu_pool_client import OverQuota, connect
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.session import events
@@ -26,10 +26,7 @@ async def give_back(driver: SessionDriver) -> None:
 
 
 @pytest.mark.long
-async def test_a_slice_is_given_back_once_the_service_is_back(
-    children: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_background, "_SOON", 0.1)
+async def test_a_slice_is_given_back_once_the_service_is_back(children: ForkServer, tmp_path: Path) -> None:
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         mine = await JupyterEnv(tmp_path, service.url).asking()
         # On this process, as between the two kernels of a restart.
@@ -47,7 +44,6 @@ async def test_a_slice_is_given_back_once_the_service_is_back(
 async def test_a_slice_is_given_back_once_the_service_hears_its_user_again(
     jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_background, "_SOON", 0.1)
     mine = await jupyter_env.asking()
     await in_background(mine.being_restarted(3600, 3600))
     release, faults = (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_provisioner import templates as templates_module
 from gpu_pool_provisioner.templates import templates
+from support.fixtures import answers_within
 from support.jupyter_env import TINY, JupyterEnv, Managers, answer, eventually
 from support.warm_kernels import Spec, start, the_template, until_ready
 
@@ -181,7 +181,7 @@ async def test_a_template_that_does_not_answer_costs_a_moment_and_no_kernel(
 ) -> None:
     name = spec()
     template = await until_ready(manager(name))
-    monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 0.2)
+    answers_within(monkeypatch, 0.2)
     os.kill(template.pid, signal.SIGSTOP)
     km = manager(name)
     with caplog.at_level(logging.INFO):
@@ -229,7 +229,7 @@ async def test_a_template_has_the_time_that_a_busy_machine_takes(
 ) -> None:
     name = spec("slow", slow=source)
     await until_ready(manager(name))
-    monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 0.2)
+    answers_within(monkeypatch, 0.2)
     km = manager(name)
     assert await start(km) is warm
     assert await answer(km, "print(6 * 7)") == "42\n"

@@ -18,6 +18,7 @@ from gpu_pool_client import Process, _procfs
 from gpu_pool_provisioner import templates as templates_module
 from gpu_pool_provisioner.forked import ForkedProcess, adopting, wait_for_unwanted
 from gpu_pool_provisioner.templates import templates
+from support.fixtures import answers_within
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill
 from support.warm_kernels import Spec, start, started_warm, the_template, until_ready
@@ -242,7 +243,7 @@ async def test_streams_of_a_kernel_that_starts_cold_after_all_are_not_left_open(
     name = spec()
     template = await until_ready(manager(name))
     before = pipes()
-    monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 0.2)
+    answers_within(monkeypatch, 0.2)
     os.kill(template.pid, signal.SIGSTOP)
     km = manager(name)
     assert not await start(km, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -399,8 +400,7 @@ async def test_whatever_befalls_a_template_a_kernel_starts_and_nothing_is_left(
     name = spec("striking", striking=STRIKING.format(owner=owner, name=function, wanted=wanted, how=how))
     first = manager(name)
     await until_ready(first)
-    for limit in ("_ANSWERS_WITHIN", "_FORKS_WITHIN", "_RUNS_WITHIN"):
-        monkeypatch.setattr(templates_module, limit, 0.5)
+    answers_within(monkeypatch, 0.5, "_FORKS_WITHIN", "_RUNS_WITHIN")
     km = manager(name)
     await start(km)
     assert await answer(km, "print(6 * 7)") == "42\n"

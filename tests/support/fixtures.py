@@ -64,9 +64,18 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let templates start at once, have their time on a busy machine, and end with the test."""
     monkeypatch.setattr(templates_module, "STARTS_AFTER", 0.0)
     monkeypatch.setattr(templates_module, "PAUSES_WITHIN", 0.0)
-    monkeypatch.setattr(templates_module, "_ANSWERS_WITHIN", 20.0)
+    answers_within(monkeypatch, 20.0)
     yield
     templates().end()
+
+
+def answers_within(monkeypatch: pytest.MonkeyPatch, seconds: float, *others: str) -> None:
+    """Set how long a template may take to answer, and other limits of it.
+
+    They are the process's own and nobody's setting: what a template is asked is asked by Jupyter's server.
+    """
+    for limit in ("_ANSWERS_WITHIN", *others):
+        monkeypatch.setattr(templates_module, limit, seconds)
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
         raise PermissionError
 
     now = [1000.0]
+    # Another user's process, of which the kernel of this machine tells nothing: root is told of all.
     monkeypatch.setattr(tiers, "_stated", hide)
     monkeypatch.setattr(tiers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     async with embedded(tmp_path / "store.db") as pool:

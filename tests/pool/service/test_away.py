@@ -154,6 +154,7 @@ async def test_a_kernel_that_waits_is_restarted_and_asks_once(
 async def test_a_service_that_takes_questions_and_answers_none_hangs_no_start(
     served: JupyterEnv, stopped: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # How long a start hangs is nobody's setting; the stopped service would let it hang for all of it.
     monkeypatch.setattr(provisioner, "_ANSWERS_WITHIN", 0.2)
     km = manager(served.install("half", "50%"))
     await km.start_kernel()

@@ -29,6 +29,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 @pytest.fixture
 def hole(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Return a port of this machine to which no connection is refused, and none is made."""
+    # For every address that does not answer it would be waited for so long: nobody sets it.
     monkeypatch.setattr(exchange, "_CONNECT_WITHIN", 0.2)
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket())
@@ -65,6 +66,7 @@ async def test_the_next_one_is_tried_and_may_take_as_long_as_it_needs(
     async def addresses(_: object) -> list[tuple[socket.AddressFamily, object]]:
         return [(socket.AF_INET, ("127.0.0.1", hole)), (socket.AF_INET, moved)]
 
+    # As a name server with two addresses for a name, of which this machine has none.
     monkeypatch.setattr(exchange, "_addresses", addresses)
     answer = await asyncio.wait_for(ask(ServerAddress("gpu-pool", 80), "GET", "/", None, within=100.0), 120)
     assert answer.status == 200
@@ -181,6 +183,7 @@ async def test_a_machine_that_goes_before_it_has_heard_the_question_is_noticed(
             vanish(made)
             return await go_on(*args)
 
+        # Between the connection and the first byte: no server outside can hit that moment.
         monkeypatch.setattr(exchange, "_exchange", too_late)
         asking = asyncio.create_task(ask(ServerAddress(made.address, 8000), "GET", "/", None, within=3600.0))
         await assert_is_noticed(asking)

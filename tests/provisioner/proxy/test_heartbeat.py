@@ -132,6 +132,7 @@ def heart() -> Iterator[channels.HeartbeatChannel]:
 
 
 def test_a_forked_child_that_closes_heartbeats_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whoever waits for a thread that is not in the child does so for ever, and not for seconds.
     monkeypatch.setattr(channels, "_CLOSES_WITHIN", 3_600)
     with heart() as channel:
         child = os.fork()
@@ -143,6 +144,7 @@ def test_a_forked_child_that_closes_heartbeats_goes_on(monkeypatch: pytest.Monke
 
 
 def test_closing_heartbeats_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    # That it ends is what counts, and not when.
     monkeypatch.setattr(channels, "_CLOSES_WITHIN", 0.1)
     with heart() as channel, busy(background_loop("heartbeats")):
         channel.close()

@@ -297,6 +297,7 @@ async def test_a_pool_that_cannot_answer_for_a_moment_costs_no_variables(
 ) -> None:
     course(idle_limit="1s")
     monkeypatch.setattr(asking, "RETRY_EVERY", 0.1)
+    # Constants of the session's table; it tries a dozen times here.
     monkeypatch.setattr(idling, "_TRY_AGAIN", 0.1)
     for name in ("attach", "park", "resume"):
         monkeypatch.setattr(jupyter_env.pool, name, every_other_time(getattr(jupyter_env.pool, name), fault))

@@ -53,6 +53,7 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
 
     course(idle_limit="1h")
     monkeypatch.setattr(pool, "open_embedded", open_pool)
+    # The session's rhythms are constants of its table; these tests wait for several of each.
     monkeypatch.setattr(idling, "_REVOCABLE_EVERY", 0.2)
     monkeypatch.setattr(expiry_policy, "_PAUSE", 0.2)
     monkeypatch.setattr(expiry_policy, "_MAY_WORK", 0.2)  # nobody can say what this card does
