@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gpu_pool_client._remote.exchange import ServerAddress, ask
-from support.pools import until
+from support.pools import eventually, until
 from support.ports import free_port
 from support.service import ForkServer, Service, serving
 
@@ -182,14 +182,20 @@ class Hub:
         token.unlink(missing_ok=True)
         await self.ask("POST", f"users/{user}/servers/{name}", options)
         await until(token.exists)
-        while (await self._server(user, name)).get("pending"):
-            pass
+        await self._settled(user, name)
         return token.read_text()
 
     async def stop_server(self, user: str, name: str = "") -> None:
         await self.ask("DELETE", f"users/{user}/servers/{name}", {"remove": False})
-        while (await self._server(user, name)).get("pending"):
-            pass
+        await self._settled(user, name)
+
+    async def _settled(self, user: str, name: str) -> None:
+        """Return once a server neither starts nor stops."""
+
+        async def is_settled() -> bool:
+            return not (await self._server(user, name)).get("pending")
+
+        await eventually(is_settled, within=300)
 
     async def _server(self, user: str, name: str) -> dict[str, Any]:
         found: dict[str, Any] = (await self.ask("GET", f"users/{user}"))["servers"].get(name, {})

@@ -40,18 +40,27 @@ async def take(pool: Pool, text: str, key: str, holder: Holder = ME) -> str:
 
 async def until(condition: Callable[[], object], within: float = 120.0) -> None:
     """Return as soon as the condition holds; fail if it does not in time."""
-    end = time.monotonic() + within
+    pauses = _pauses(within)
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        await asyncio.sleep(0.01)
+        pause = next(pauses, None)
+        assert pause is not None, "waited in vain"
+        await asyncio.sleep(pause)
 
 
 async def eventually(is_so: Callable[[], Awaitable[bool]], within: float = 120.0) -> None:
     """Return as soon as it is so, of what has to be awaited; fail if it is not in time."""
-    end = time.monotonic() + within
+    pauses = _pauses(within)
     while not await is_so():
-        assert time.monotonic() < end, f"{is_so} did not come true in {within} s"
-        await asyncio.sleep(0.02)
+        pause = next(pauses, None)
+        assert pause is not None, f"{is_so} did not come true in {within} s"
+        await asyncio.sleep(pause)
+
+
+def _pauses(within: float) -> Iterator[float]:
+    """Yield how long to pause between looks, for so many seconds: the longer it lasts, the more seldom."""
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < within:
+        yield min(0.01 + waited / 20, 0.1)
 
 
 def key() -> str:
