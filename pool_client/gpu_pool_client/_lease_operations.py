@@ -12,6 +12,7 @@ from gpu_pool_client._errors import NotAllowed
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     OWNERS,
+    READERS,
     Cost,
     Http,
     LongPoll,
@@ -57,7 +58,7 @@ class LeaseOperations(abc.ABC):
         del args, kwargs
         raise NotAllowed(*operation_of(verb).missing)
 
-    @operation(Http("GET", LEASE), may=OWNERS)
+    @operation(Http("GET", LEASE), may=READERS)
     async def get_lease(self, lease_id: str) -> Lease:
         """Return a lease as it is now, even one that has ended.
 
@@ -114,7 +115,7 @@ class LeaseOperations(abc.ABC):
             The lease after each change; the last one is ENDED, and its ``end_reason`` says why.
         """
 
-    @operation(Http("GET", f"{LEASE}/outlook"), may=OWNERS, cost=Cost.QUESTION)
+    @operation(Http("GET", f"{LEASE}/outlook"), may=READERS, cost=Cost.QUESTION)
     async def explain(self, lease_id: str) -> Outlook:
         """Say why a lease waits, and how long that may take.
 

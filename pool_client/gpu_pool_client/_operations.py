@@ -29,11 +29,14 @@ class Principal(enum.Enum):
     USER = "every user, for themselves"
     SERVICE = "services of the JupyterHub"
     OWNER = "the lease's user"
+    INSTRUCTOR = "instructors of the lease's course"
     PROCESS = "the process that asked for the lease"
 
 
 #: Who may see and end a lease, and change what is not its process's alone.
 OWNERS: Final = frozenset((Principal.OWNER, Principal.ADMINISTRATOR))
+#: The same, and those who may see it besides.
+READERS: Final = OWNERS | {Principal.INSTRUCTOR}
 USERS: Final = frozenset((Principal.USER, Principal.ADMINISTRATOR))
 ADMINISTRATORS: Final = frozenset((Principal.ADMINISTRATOR,))
 
@@ -43,6 +46,7 @@ class Sight(enum.Enum):
 
     EVERYTHING = "everything"
     OWN = "their own leases"
+    COURSES = "their own leases and those of the courses that they teach"
     NO_LEASES = "no leases"
 
 

@@ -321,9 +321,13 @@ class Pool(LeaseOperations):
 
     @operation(
         Http("GET", "/status"),
-        may=(*USERS, Principal.SERVICE),
+        may=(*USERS, Principal.INSTRUCTOR, Principal.SERVICE),
         cost=Cost.QUESTION,
-        sees={Principal.USER: Sight.OWN, Principal.SERVICE: Sight.NO_LEASES},
+        sees={
+            Principal.USER: Sight.OWN,
+            Principal.INSTRUCTOR: Sight.COURSES,
+            Principal.SERVICE: Sight.NO_LEASES,
+        },
     )
     async def status(self) -> PoolStatus:
         """Return devices, leases and queue as one consistent snapshot.

@@ -85,8 +85,8 @@ _LONG: Final = 3 * _HOUR
 class Outlook:
     """Why a lease waits and how long it may still take. Names no other user."""
 
-    #: Position in the queue, 1 for the next.
-    position: int
+    #: Position in the queue, 1 for the next; None where a queue that is not the pool's own does not say it.
+    position: int | None
     #: One or two sentences: what is needed, what is free, who is before it.
     why: str
     #: Seconds, (likely soonest, likely latest): a guess from what others did before, and no promise.
@@ -111,12 +111,38 @@ class Outlook:
         return f"perhaps about {last} {unit}" if first == last else f"perhaps about {first} to {last} {unit}"
 
     def __str__(self) -> str:
-        place = (
-            "You are next in the queue"
-            if self.position == 1
-            else f"You are number {self.position} in the queue"
-        )
+        where = {None: "You wait in the queue", 1: "You are next in the queue"}
+        place = where.get(self.position, f"You are number {self.position} in the queue")
         return f"{', '.join(filter(None, (place, self.expected)))}. {self.why}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a lease stands in a queue that is not the pool's own, such as Kueue's, as far as that says it."""
+
+    #: 1 for the next; None where it is not known.
+    position: int | None = None
+    #: Who is counted for it: ``its course``.
+    among: str = "all"
+    #: Why it waits, in a sentence; empty where it is not known.
+    reason: str = ""
+    #: When it is expected to start, in Unix seconds; None where nobody says it.
+    expected_start: float | None = None
+
+    def outlook(self, now: float) -> Outlook:
+        """Return what is to be said of the wait at a time, in Unix seconds."""
+        left = None if self.expected_start is None else max(0.0, self.expected_start - now)
+        why = f"It waits in the cluster's own queue. {self.reason}".rstrip()
+        return Outlook(self.position, why, None if left is None else (left, left))
+
+    def told(self, now: float) -> str:
+        """Say in sentences where it stands, what wait is expected and why it waits; empty for nothing."""
+        position = "" if self.position is None else f"It is number {self.position} of {self.among} there"
+        expected = self.outlook(now).expected
+        if expected and not position:
+            expected = f"The wait is {expected}"
+        where = ", ".join(filter(None, (position, expected)))
+        return " ".join(filter(None, (f"{where}." if where else "", self.reason)))
 
 
 #: Tells a kernel that a pool has started it in a pod: ``%gpu use`` then sends a message.
@@ -416,6 +442,9 @@ class Lease:
     process: Process | None = None
     #: Position in the queue, 1 for the next; None unless the state is WAITING.
     position: int | None = None
+    #: Where it stands in a queue that is not the pool's own, for as long as it waits there. It is PARKED
+    #: meanwhile: nothing is counted for it.
+    place: Place | None = None
     terms: Terms = field(default_factory=Terms)
     #: By whom its slices are asked back: RELEASED by its user, REVOKED by an administrator. They go as soon
     #: as its kernel is idle; those of a parked lease have gone. None unless somebody did.
@@ -448,8 +477,8 @@ class Lease:
 
     @property
     def is_queued(self) -> bool:
-        """Whether its kernel waits in a queue that is not the pool's own, such as Kueue's."""
-        return self.state is LeaseState.PARKED and any(part.device.unbounded for part in self.slices)
+        """Whether it waits in a queue that is not the pool's own, such as Kueue's."""
+        return self.state is LeaseState.PARKED and self.place is not None
 
     @property
     def memory_mib(self) -> int:

@@ -125,11 +125,8 @@ async def _met(pool: Pool, course: str, request: SliceRequest) -> _Outcome:
 def _say(outlook: Outlook) -> str:
     if outlook.expected:
         return f"a wait of {outlook.expected}"
-    return (
-        "you would be next in the queue"
-        if outlook.position == 1
-        else f"{outlook.position - 1} in the queue before you"
-    )
+    before = (outlook.position or 1) - 1
+    return f"{before} in the queue before you" if before else "you would be next in the queue"
 
 
 # Texts with numbers in them come in many forms: some are repeated once in a while.

@@ -23,6 +23,7 @@ from gpu_pool_client import (
     LeaseState,
     NeverFits,
     NotAllowed,
+    Place,
     PodPhase,
     parse_request,
 )
@@ -125,6 +126,9 @@ async def test_a_pod_is_made_at_once_and_its_lease_waits_while_kueue_says_why(
     found = await until_pod(pool, lease.id, lambda pod: FULL[:20] in pod.message)
     assert found.phase is PodPhase.QUEUED
     assert found.message.startswith("It waits in the cluster's own queue.")
+    place = (await pool.get_lease(lease.id)).place
+    assert place == Place(None, "its course", FULL)
+    assert str(await pool.explain(lease.id)).endswith(f"the cluster's own queue. {FULL}")
     admit(fake, lease)
     assert (await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.STARTING)).address is None
     admitted = await until_state(pool, lease, LeaseState.HELD)
@@ -143,6 +147,7 @@ async def test_who_waits_is_told_the_place_where_kueue_tells_it(
     }
     await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).look()
     assert "number 3 of its course" in (await pool.pod(lease.id)).message
+    assert (await pool.explain(lease.id)).position == 3
     admit(fake, lease)
     await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.STARTING)
     asked = fake.asked("GET", "pendingworkloads")

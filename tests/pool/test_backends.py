@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from gpu_pool.pool.pool import Pool
-from gpu_pool_client import _pool, connect
+from gpu_pool_client import BadRequest, LeaseState, Place, TimedOut, _pool, connect
 from support.passes import NO_PASSES
 from support.pools import held_milli, take
 from support.racks import RackBackend, open_racks
@@ -28,23 +31,109 @@ async def test_it_is_found_by_the_scheme_of_its_url(tmp_path: Path, monkeypatch:
         assert pool.backend.bound == {lease}
 
 
-async def test_what_waits_in_somebody_elses_queue_holds_nothing_until_it_is_let_in(tmp_path: Path) -> None:
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    """Racks whose pool is kept in order by the test."""
     async with open_racks(f"racks:{tmp_path}/store.db", tuning=NO_PASSES) as pool:
-        assert isinstance(pool.backend, RackBackend)
-        outside = pool.backend.outside
-        outside.is_full = True
-        waits = await take(pool, "1", "waits")
+        yield pool
+
+
+def backend_of(pool: Pool) -> RackBackend:
+    assert isinstance(pool.backend, RackBackend)
+    return pool.backend
+
+
+async def test_what_waits_in_somebody_elses_queue_holds_nothing_until_it_is_let_in(pool: Pool) -> None:
+    backend = backend_of(pool)
+    backend.queue.full = "All racks are in use."
+    waits = await take(pool, "1", "waits")
+    assert (await held_milli(pool), backend.bound) == (0, set())
+    backend.queue.full = ""
+    other = await take(pool, "1", "other")
+    await pool.core.reconciler.once()
+    assert (await held_milli(pool), backend.bound) == (1000, {other})
+    await pool.release(other)
+    backend.queue.let_in(waits)
+    await pool.core.reconciler.once()
+    assert (await held_milli(pool), backend.bound) == (1000, {waits})
+    backend.queue.full = "All racks are in use."
+    given_up = await take(pool, "1", "given-up")
+    await pool.release(given_up)
+    assert given_up not in backend.queue.waiting
+
+
+async def test_who_waits_there_reads_the_place_the_reason_and_the_expected_start(pool: Pool) -> None:
+    queue = backend_of(pool).queue
+    queue.full, queue.expected_start = "All racks are in use.", time.time() + 720
+    first, second = [await take(pool, "1", each) for each in ("first", "second")]
+    lease = await pool.get_lease(second)
+    assert (lease.state, lease.is_queued) == (LeaseState.PARKED, True)
+    assert lease.place == Place(2, "its racks", "All racks are in use.")
+    assert [each.place for each in (await pool.status()).leases] == [queue.place(first), lease.place]
+    why = "It waits in the cluster's own queue. All racks are in use."
+    assert str(await pool.explain(first)) == f"You are next in the queue, perhaps about 12 min. {why}"
+    assert str(await pool.explain(second)) == f"You are number 2 in the queue. {why}"
+    with pytest.raises(TimedOut, match="number 2 in the queue. It waits in the cluster's own"):
+        await pool.wait(second, 0)
+    assert await pool.resume(second) == lease
+
+
+async def test_who_has_been_let_in_waits_until_the_pool_has_seen_it(pool: Pool) -> None:
+    queue = backend_of(pool).queue
+    queue.full = "All racks are in use."
+    lease = await take(pool, "1", "waits")
+    queue.let_in(lease)
+    assert (await pool.get_lease(lease)).place == Place()
+    assert str(await pool.explain(lease)).startswith("You wait in the queue.")
+
+
+async def test_who_waits_there_is_told_when_it_is_their_turn(pool: Pool) -> None:
+    queue = backend_of(pool).queue
+    queue.full = "All racks are in use."
+    lease = await take(pool, "1", "waits")
+    waiting = asyncio.create_task(pool.wait(lease))
+    queue.let_in(lease)
+    await pool.core.reconciler.once()
+    assert (await waiting).state is LeaseState.HELD
+
+
+async def test_what_its_holder_parks_is_not_taken_for_one_that_was_let_in(pool: Pool) -> None:
+    queue = backend_of(pool).queue
+    queue.full = "All racks are in use."
+    lease = await take(pool, "1", "waits")
+    queue.let_in(lease)
+    await pool.core.reconciler.once()
+    await pool.park(lease)
+    for _ in range(2):
         await pool.core.reconciler.once()
-        assert (await held_milli(pool), pool.backend.bound) == (0, set())
-        outside.is_full = False
-        other = await take(pool, "1", "other")
-        await pool.core.reconciler.once()
-        assert (await held_milli(pool), pool.backend.bound) == (1000, {other})
-        await pool.release(other)
-        outside.let_in(waits)
-        await pool.core.reconciler.once()
-        assert (await held_milli(pool), pool.backend.bound) == (1000, {waits})
-        outside.is_full = True
-        given_up = await take(pool, "1", "given-up")
-        await pool.release(given_up)
-        assert given_up not in outside.waiting
+        found = await pool.get_lease(lease)
+        assert (found.state, found.is_queued) == (LeaseState.PARKED, False)
+    with pytest.raises(BadRequest, match="does not wait"):
+        await pool.explain(lease)
+
+
+NOW = 1_000.0
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (Place(), ""),
+        (Place(reason="No quota is left."), "No quota is left."),
+        (Place(3, "its course"), "It is number 3 of its course there."),
+        (
+            Place(3, "its partition", "Too little is free.", NOW + 720),
+            "It is number 3 of its partition there, perhaps about 12 min. Too little is free.",
+        ),
+        (Place(expected_start=NOW + 720), "The wait is perhaps about 12 min."),
+        (Place(expected_start=NOW - 5), "The wait is perhaps less than a minute."),
+    ],
+)
+def test_a_place_is_told_as_far_as_it_is_known(place: Place, words: str) -> None:
+    assert place.told(NOW) == words
+
+
+def test_a_wait_of_which_nobody_knows_the_place_is_told_all_the_same() -> None:
+    assert str(Place(reason="No quota is left.").outlook(NOW)) == (
+        "You wait in the queue. It waits in the cluster's own queue. No quota is left."
+    )

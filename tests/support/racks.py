@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 from gpu_pool.audit.callers import Caller
 from gpu_pool.devices import Inventory
 from gpu_pool.devices.inventory import parse_devices
-from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Taken
+from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Observed
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.device_table import SeenFrom
-from gpu_pool_client import Device, Holder, Lease, LeaseState, Process, SliceRequest
+from gpu_pool_client import Device, Holder, Lease, LeaseState, Place, Process, SliceRequest
 from support.service import DEVICES
 
 
 class RackQueue:
-    """Somebody who lets in whom they like; by default everybody at once."""
+    """Somebody who lets in whom they like, everybody at once by default; the others read why they wait."""
 
     def __init__(self) -> None:
-        #: Whether whoever is handed over from now on has to wait.
-        self.is_full = False
-        self.waiting: dict[str, bool] = {}
+        #: Why whoever is handed over from now on has to wait; empty where nobody has to.
+        self.full = ""
+        #: When the first of them is expected to start, in Unix seconds.
+        self.expected_start: float | None = None
+        #: Those who wait, in their order, each with why.
+        self.waiting: dict[str, str] = {}
 
     async def submit(self, lease: Lease) -> None:
-        self.waiting.setdefault(lease.id, self.is_full)
+        if self.full:
+            self.waiting.setdefault(lease.id, self.full)
 
-    def waits(self, lease_id: str) -> bool | None:
-        return self.waiting.get(lease_id)
+    def place(self, lease_id: str) -> Place | None:
+        if lease_id not in self.waiting:
+            return None
+        position = list(self.waiting).index(lease_id) + 1
+        expected = self.expected_start if position == 1 else None
+        return Place(position, "its racks", self.waiting[lease_id], expected)
 
     async def withdraw(self, lease_id: str) -> None:
         self.waiting.pop(lease_id, None)
 
     def let_in(self, lease_id: str) -> None:
         """Say that it is its turn."""
-        self.waiting[lease_id] = False
+        del self.waiting[lease_id]
 
 
 class RackBackend(Backend):
@@ -47,7 +55,7 @@ class RackBackend(Backend):
 
     def __init__(self, *devices: Device) -> None:
         self._devices = devices or tuple(parse_devices(DEVICES))
-        self.outside = self.queue = RackQueue()
+        self.queue: RackQueue = RackQueue()
         self.bound: set[str] = set()
 
     def run(self) -> AbstractAsyncContextManager[object]:
@@ -74,8 +82,9 @@ class RackBackend(Backend):
         bound = set(self.bound)
         self.bound -= bound - {lease.id for lease in await living() if lease.state is LeaseState.HELD}
 
-    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Mapping[str, Taken]:
-        return {}
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:
+        waiting = {lease.id for lease in await living() if lease.is_queued}
+        return Observed(admitted=waiting - self.queue.waiting.keys())
 
     async def close(self) -> None:
         pass

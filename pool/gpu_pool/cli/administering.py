@@ -190,7 +190,8 @@ async def _why(pool: Pool, lease_id: str | None) -> tuple[dict[str, Outlook], Fa
         with naming_leases():
             return await _why_one(pool, lease_id)
     found: dict[str, Outlook] = {}
-    for lease in (await pool.status()).queue:
+    status = await pool.status()
+    for lease in (*status.queue, *(each for each in status.leases if each.is_queued)):
         with contextlib.suppress(BadRequest, LeaseGone):  # it may not wait any more
             found[lease.id] = await pool.explain(lease.id)
     return found, None

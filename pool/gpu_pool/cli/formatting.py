@@ -245,6 +245,7 @@ def plain_lease(lease: Lease) -> Plain:
         "request": str(lease.request),
         "state": lease.state.value,
         "position": lease.position,
+        "place": dataclasses.asdict(lease.place) if lease.place else None,
         "user": lease.holder.user,
         "course": lease.holder.course,
         "kernel": lease.holder.kernel,

@@ -28,7 +28,7 @@ from gpu_pool.courses import Courses
 from gpu_pool.devices import Inventory
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, PoolSide, Taken
+from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Observed, PoolSide, Taken
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import Pool
 from gpu_pool.settings import PoolSettings
@@ -46,6 +46,7 @@ from gpu_pool_client import (
     KernelPod,
     Lease,
     Outlook,
+    Place,
     PoolUnreachable,
     Process,
     SliceRequest,
@@ -95,7 +96,7 @@ class ClusterBackend(Backend):
         #: When it is looked next whether anything was missed (``time.monotonic()``).
         self._look_at = 0.0
         self.host, self.capacity = self, self
-        self.queue = KueueQueue(self.kernels) if kubernetes.kueue else None
+        self.queue = self if kubernetes.kueue else None
 
     def join(self, pool: PoolSide) -> None:
         """See ``Backend.join``."""
@@ -221,15 +222,16 @@ class ClusterBackend(Backend):
         self._live = frozenset(lease.id for lease in await living())
         self.kernels.settle(known, self._live)
 
-    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Mapping[str, Taken]:
-        """Return the leases whose nodes are gone, and those that wait for what no node could give."""
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:
+        """Return whose nodes are gone, who waits for what no node could give, and whom Kueue has let in."""
         if time.monotonic() >= self._look_at or self.view.until_forgotten() == 0:
             self._look_at = time.monotonic() + _LOOK_EVERY
             self.kernels.look_at_all()
             self.view.look_again()
+        every = await living()
         nodes_gone = {
             lease.id: Taken(NODE_GONE.reason, NODE_GONE.message)
-            for lease in await living()
+            for lease in every
             if any(
                 not part.device.unbounded and not self.view.has_node(part.device.node)
                 for part in lease.slices
@@ -237,7 +239,12 @@ class ClusterBackend(Backend):
         }
         for lease_id in nodes_gone:
             self.log.info("Lease %s ends: %s", ascii(lease_id), NODE_GONE.message)
-        return {**nodes_gone, **await self._give_up_the_hopeless()}
+        admitted = [
+            lease.id
+            for lease in every
+            if lease.is_queued and self.has_kernel(lease.id) and not self.place(lease.id)
+        ]
+        return Observed({**nodes_gone, **await self._give_up_the_hopeless()}, admitted)
 
     async def _give_up_the_hopeless(self) -> Mapping[str, Taken]:
         """Return the waits for what no node could give any more, once that has been so for long enough."""
@@ -322,30 +329,25 @@ class ClusterBackend(Backend):
         """See ``KernelHost.stop_waiting``."""
         self.kernels.stop_waiting()
 
+    # -- Where Kueue decides whose turn it is ----------------------------------------
+
+    async def submit(self, lease: Lease) -> None:
+        """Hand nothing over yet: what Kueue is handed is the pod of a kernel, which names its queue."""
+
+    def place(self, lease_id: str) -> Place | None:
+        """See ``ExternalQueue.place``."""
+        return self.kernels.place(lease_id)
+
+    async def withdraw(self, lease_id: str) -> None:
+        """Take the pod away."""
+        self.kernels.end(lease_id)
+
     async def _end_taken(self, lease_id: str, taken: PodTaken) -> None:
         if await self.pool.end_taken(lease_id, Taken(taken.reason, taken.message)):
             self.log.info("Lease %s ended: %s", ascii(lease_id), taken.message)
 
     async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
         await self.pool.record_failure(lease_id, failure)
-
-
-class KueueQueue:
-    """Kueue decides whose turn it is. What it is handed is the pod of a kernel, which names its queue."""
-
-    def __init__(self, kernels: KernelPods) -> None:
-        self._kernels = kernels
-
-    async def submit(self, lease: Lease) -> None:
-        """Hand nothing over yet: the launch of the kernel does."""
-
-    def waits(self, lease_id: str) -> bool | None:
-        """See ``ExternalQueue.waits``."""
-        return self._kernels.is_queued(lease_id)
-
-    async def withdraw(self, lease_id: str) -> None:
-        """Take the pod away."""
-        self._kernels.end(lease_id)
 
 
 def _server(caller: Caller | None) -> str:

@@ -34,7 +34,7 @@ from gpu_pool.cluster.pod_states import (
 )
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.cluster.view import ClusterView
-from gpu_pool_client import Failure, GpuPoolError, KernelPod, PodPhase
+from gpu_pool_client import Failure, GpuPoolError, KernelPod, Place, PodPhase
 
 #: Kernels that are being handed to the API server at the same time; the others wait here.
 _AT_ONCE: Final = 16
@@ -212,15 +212,15 @@ class KernelPods:
         """Whether a kernel of the lease may use its slice."""
         return any(self._read(pod)[0].phase is not PodPhase.ENDED for pod in self._view.own.of(lease_id))
 
-    def is_queued(self, lease_id: str) -> bool | None:
-        """Whether a lease's kernel waits in the cluster's queue; None where it has none."""
+    def place(self, lease_id: str) -> Place | None:
+        """Return where a lease's kernel stands in the cluster's queue; None where it does not wait there."""
         pods = self._living(lease_id)
-        return kueue.is_queued(_newest(pods)) if pods else None
+        return self._place(_newest(pods)) if pods else None
 
     def queues(self) -> set[tuple[str, str]]:
         """Return the queues, by namespace and name, in which kernels wait."""
         pods = (pod for lease_id in self._view.own.leases() for pod in self._living(lease_id))
-        return {kueue.place_of(pod) for pod in pods if kueue.is_queued(pod)}
+        return {kueue.queue_in(pod) for pod in pods if kueue.is_queued(pod)}
 
     def set_positions(self, positions: Mapping[str, int]) -> None:
         """Take note of who is where in the cluster's queues, by uid, and tell those who moved."""
@@ -320,23 +320,23 @@ class KernelPods:
     def _around(self, pod: Manifest, *, is_gone: bool = False) -> PodSurroundings:
         node = str(mapping(pod.get("spec")).get("nodeName") or "")
         owner = next((str(each.get("uid")) for each in listing(pod["metadata"].get("ownerReferences"))), "")
-        uid = pod["metadata"]["uid"]
+        uid, place = pod["metadata"]["uid"], self._place(pod)
         return PodSurroundings(
             node_ready=self._view.is_ready(node) if node else True,
             notebook_there=self._view.has_notebook(owner),
             ended_by_us=uid in self._ended,
             is_gone=is_gone,
-            queue=self._queue_message(pod),
+            queue=place.told(time.time()) if place else "",
             event=self._events.get(uid),
             is_made_again=_lease_of(pod) in self._requests,
             waited=self._late_after if uid in self._late else "",
         )
 
-    def _queue_message(self, pod: Manifest) -> str:
+    def _place(self, pod: Manifest) -> Place | None:
         if not kueue.is_queued(pod):
-            return ""
+            return None
         uid = pod["metadata"]["uid"]
-        return kueue.message(self._view.workload(uid), self.positions.get(uid))
+        return kueue.place(self._view.workload(uid), self.positions.get(uid))
 
     def _changed(self, before: Manifest | None, now: Manifest | None) -> None:
         pod = now or before

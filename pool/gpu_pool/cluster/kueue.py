@@ -23,7 +23,7 @@ from typing import Final
 
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import listing, mapping
-from gpu_pool_client import BadRequest, Device, Lease, NotAllowed, SliceRequest
+from gpu_pool_client import BadRequest, Device, Lease, NotAllowed, Place, SliceRequest
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _GROUP: Final = "kueue.x-k8s.io"
@@ -38,6 +38,8 @@ _VISIBILITY: Final = "/apis/visibility.kueue.x-k8s.io"
 _QUEUES: Final = "gpu-pool-{}"
 #: What a kind of GPUs is called where a machine's name would be.
 _ANY: Final = "any"
+#: Characters of Kueue's own words that are passed on.
+_MOST_WORDS: Final = 200
 
 
 def served(answer: Manifest) -> tuple[str, ...]:
@@ -78,7 +80,7 @@ def is_queued(pod: Manifest) -> bool:
     return QUEUE_LABEL in labels and bool(mapping(pod.get("spec")).get("schedulingGates"))
 
 
-def place_of(pod: Manifest) -> tuple[str, str]:
+def queue_in(pod: Manifest) -> tuple[str, str]:
     """Return the namespace and the name of the queue in which a pod waits."""
     metadata = mapping(pod.get("metadata"))
     return str(metadata.get("namespace")), str(mapping(metadata.get("labels")).get(QUEUE_LABEL))
@@ -98,10 +100,12 @@ def owners(found: Manifest) -> set[str]:
     return {str(each.get("uid")) for each in listing(mapping(found.get("metadata")).get("ownerReferences"))}
 
 
-def message(workload: Manifest | None, position: int | None) -> str:
-    """Say where a pod is in its queue, as far as that is known, and what Kueue says of it."""
-    where = "" if position is None else f"It is number {position} of its course there."
-    return " ".join(filter(None, (where, said(workload))))
+def place(workload: Manifest | None, position: int | None) -> Place:
+    """Return where a pod is in its queue, as far as that is known, and what Kueue says of it.
+
+    Nobody there says when it starts.
+    """
+    return Place(position, "its course", " ".join(said(workload).split())[:_MOST_WORDS])
 
 
 def said(workload: Manifest | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpu_pool.courses.access import NOT_IN_COURSE, is_member, system_groups
+from gpu_pool.courses.access import NOT_IN_COURSE, is_member, system_groups, teaches
 from gpu_pool.courses.folder import SHARED_FOLDERS, CourseFolder, Courses
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Holder, NotAllowed, SliceRequest
@@ -24,6 +24,8 @@ class CourseAdmission:
         self._folder = folder
         if folder is None and settings.courses_dir:
             self._folder = SHARED_FOLDERS.folder(Path(settings.courses_dir), settings.courses)
+        #: Who teaches what, as far as it was asked, by the files that said it.
+        self._taught: tuple[Courses, dict[str, frozenset[str]]] = (Courses(), {})
 
     def now(self) -> Courses | None:
         """Return what the files say now; None where there is no folder of them."""
@@ -43,6 +45,18 @@ class CourseAdmission:
         if self._folder is None:
             return frozenset()
         return frozenset(await asyncio.to_thread(system_groups, account))
+
+    async def taught(self, user: str) -> frozenset[str]:
+        """Return the courses that somebody teaches."""
+        if self._folder is None:
+            return frozenset()
+        now, (then, known) = await self._folder.looked(), self._taught
+        if now is not then:
+            known = {}
+            self._taught = (now, known)
+        if user not in known:
+            known[user] = frozenset(name for name, each in now.usable.items() if teaches(each, user))
+        return known[user]
 
     def check(self, request: SliceRequest, holder: Holder, groups: Collection[str]) -> None:
         """Refuse, with ``NotAllowed``, a request that its course forbids to a holder in these groups."""

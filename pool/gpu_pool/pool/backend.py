@@ -30,6 +30,7 @@ from gpu_pool_client import (
     KernelPod,
     Lease,
     Outlook,
+    Place,
     Process,
     SliceRequest,
 )
@@ -63,6 +64,16 @@ class Taken(NamedTuple):
     reason: EndReason
     #: What its user reads.
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a look at the living leases has found."""
+
+    #: Those that have lost what they need, by id.
+    taken: Mapping[str, Taken] = field(default_factory=dict)
+    #: Those of which :attr:`Lease.is_queued` is true, and which its :class:`ExternalQueue` has let in, by id.
+    admitted: Collection[str] = ()
 
 
 class PoolSide(Protocol):
@@ -166,10 +177,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Mapping[str, Taken]:
-        """Return which of the living leases have lost what they need, by id.
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:
+        """Return which of the living leases have lost what they need, and which were let in elsewhere.
 
-        ``living`` reads the leases. Whether their processes live, the pool judges itself.
+        ``living`` reads the leases. Whether their processes live, the pool judges itself. What was let in
+        by its :attr:`queue` is held from then on.
         """
 
     @abstractmethod
@@ -219,7 +231,11 @@ class KernelHost(Protocol):
 
 
 class ExternalQueue(Protocol):
-    """Somebody else decides whose turn it is: the lease's slice is counted once they have let it in."""
+    """Somebody else decides whose turn it is: Kueue, Slurm.
+
+    A lease that the pool would grant is handed over, and nothing is counted for it (it is PARKED) while
+    it has a place there; once :meth:`Backend.observe` tells that it was let in, it is held.
+    """
 
     async def submit(self, lease: Lease) -> None:
         """Hand over a lease that the pool would grant. Idempotent.
@@ -227,8 +243,11 @@ class ExternalQueue(Protocol):
         Where it is the kernel that is handed over, nothing is done before its launch.
         """
 
-    def waits(self, lease_id: str) -> bool | None:
-        """Whether it waits there; None where it is not known there."""
+    def place(self, lease_id: str) -> Place | None:
+        """Return where a lease stands there, as it was last told; None where it does not wait there.
+
+        It is asked for each lease at each look at the pool, and asks nobody.
+        """
 
     async def withdraw(self, lease_id: str) -> None:
         """Take it back; what is not there is no error."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -180,13 +181,15 @@ class PoolCore:
         lease = await self.store.run(leases.read, lease_id)
         if lease.state is LeaseState.ENDED:
             raise gone(lease)
-        return self.backend.describe(lease) if lease.state is LeaseState.HELD else lease
+        return self.described(lease)
 
-    async def count(self, lease_id: str, *, waits: bool) -> Lease:
-        """Count nothing for a lease that waits in somebody else's queue, and its slice for any other."""
-        if waits:
-            return await self.store.run(leases.lend, lease_id, queued=True)
-        return await self.store.run(leases.queue_again, lease_id)
+    def described(self, lease: Lease) -> Lease:
+        """Return a lease with what the store does not know of it: its limits, or its place elsewhere."""
+        if lease.state not in (LeaseState.HELD, LeaseState.PARKED):
+            return lease
+        if lease.place is not None and self.backend.queue is not None:
+            lease = replace(lease, place=self.backend.queue.place(lease.id) or lease.place)
+        return self.backend.describe(lease)
 
     async def end_taken(self, lease_id: str, taken: Taken) -> bool:
         """End a lease since what it needs is gone; return whether it had not ended yet."""
@@ -201,7 +204,7 @@ class PoolCore:
 
     async def withdraw_outside(self, lease_id: str) -> None:
         """Let what has ended leave somebody else's queue, and all else that it had."""
-        if self.backend.queue is not None and self.backend.queue.waits(lease_id):
+        if self.backend.queue is not None:
             await self.backend.queue.withdraw(lease_id)
         self.reconciler.wake()
 

@@ -1,7 +1,7 @@
 """The contract of a pool as seen by one caller: what they may and what they see, by the table of operations.
 
-Everybody sees and changes their own leases only. Administrators see all, may
-end anybody's, and drain devices.
+Everybody sees and changes their own leases only; instructors also see those of the courses that they teach.
+Administrators see all, may end anybody's, and drain devices.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from gpu_pool.audit.callers import Caller
 from gpu_pool_client import (
@@ -31,6 +31,9 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._operations import Operation, Principal, Sight, operation_of
 
+if TYPE_CHECKING:
+    from gpu_pool.courses.admission import CourseAdmission
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -43,7 +46,7 @@ _HOLDERS_REASONS: Final = frozenset(
     (EndReason.RELEASED, EndReason.WITHDRAWN, EndReason.NOT_READY, EndReason.TOO_LONG, EndReason.IDLE)
 )
 #: What each kind of caller may be.
-_USER: Final = frozenset((Principal.USER, Principal.OWNER, Principal.PROCESS))
+_USER: Final = frozenset((Principal.USER, Principal.OWNER, Principal.PROCESS, Principal.INSTRUCTOR))
 _ADMINISTRATOR: Final = _USER | {Principal.ADMINISTRATOR}
 _SERVICE: Final = frozenset((Principal.SERVICE,))
 
@@ -90,11 +93,19 @@ class PoolForCaller(Pool):
     """
 
     def __init__(
-        self, pool: Pool, caller: Caller, guard: Guard | None = None, *, other_courses: bool = False
+        self,
+        pool: Pool,
+        caller: Caller,
+        guard: Guard | None = None,
+        courses: CourseAdmission | None = None,
+        *,
+        other_courses: bool = False,
     ) -> None:
+        """Take the pool as it works in the caller's name, and the course files that say what they teach."""
         self.url = pool.url
         self.caller = caller
         self._pool, self._guard, self._other_courses = pool, guard or Guard(), other_courses
+        self._courses = courses
 
     async def _perform(
         self,
@@ -113,40 +124,59 @@ class PoolForCaller(Pool):
         call = Call(self.caller, row, arguments)
         async with self._guard.around(call, self._pool):
             call.answer = await getattr(self._pool, row.name)(**arguments, **more)
-        return self._seen(row, call.answer)
+        return await self._seen(row, call.answer)
 
     async def check(self, row: Operation, arguments: Mapping[str, Any]) -> None:
         """Refuse what the row does not allow. That a process asks for its own lease, the pool checks."""
         if not row.may & _principals(self.caller):
             raise NotAllowed(*row.refusal)
-        if row.is_of_lease:
+        if row.is_of_lease and not (
+            Principal.INSTRUCTOR in row.may and await self._teaches_its_course(arguments["lease_id"])
+        ):
             await self._guard.check_owner(self.caller, arguments["lease_id"], self._pool)
 
-    @property
-    def _principal(self) -> Principal:
-        if self.caller.is_admin:
-            return Principal.ADMINISTRATOR
-        return Principal.SERVICE if self.caller.is_service else Principal.USER
+    async def _taught(self) -> frozenset[str]:
+        """Return the courses that the caller teaches."""
+        if self._courses is None or self.caller.is_service:
+            return frozenset()
+        return await self._courses.taught(self.caller.user)
 
-    def _seen(self, row: Operation, found: Any) -> Any:
+    async def _teaches_its_course(self, lease_id: str) -> bool:
+        taught = await self._taught()
+        return bool(taught) and (await self._pool.get_lease(lease_id)).holder.course in taught
+
+    def _sight(self, row: Operation, taught: frozenset[str] = frozenset()) -> Sight:
+        """Return what of an answer the row shows the caller, who teaches these courses."""
+        if self.caller.is_admin:
+            principal = Principal.ADMINISTRATOR
+        elif self.caller.is_service:
+            principal = Principal.SERVICE
+        else:
+            principal = (
+                Principal.INSTRUCTOR if taught and Principal.INSTRUCTOR in row.sees else Principal.USER
+            )
+        return row.sees.get(principal, Sight.EVERYTHING)
+
+    async def _seen(self, row: Operation, found: Any) -> Any:
         """Return what of an answer the caller sees."""
         if isinstance(found, Lease):
             return self.caller.shown(found)
         if isinstance(found, PoolStatus):
-            sight = row.sees.get(self._principal, Sight.EVERYTHING)
-            leases, queue = (self._visible(sight, each) for each in (found.leases, found.queue))
+            taught = await self._taught()
+            sight = self._sight(row, taught)
+            leases, queue = (self._visible(sight, taught, each) for each in (found.leases, found.queue))
             store_bytes = found.store_bytes if sight is Sight.EVERYTHING else None
             return replace(found, leases=leases, queue=queue, store_bytes=store_bytes)
         return found
 
-    def _visible(self, sight: Sight, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+    def _visible(self, sight: Sight, taught: frozenset[str], leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         if sight is Sight.NO_LEASES:
             return ()
-        user = self.caller.user
+        user, courses = self.caller.user, taught if sight is Sight.COURSES else ()
         return tuple(
             self.caller.shown(each)
             for each in leases
-            if sight is Sight.EVERYTHING or each.holder.user == user
+            if sight is Sight.EVERYTHING or each.holder.user == user or each.holder.course in courses
         )
 
     # -- In the caller's own name ----------------------------------------------
@@ -164,7 +194,7 @@ class PoolForCaller(Pool):
         # That they ask for another course's slices, too, is counted and logged.
         async with self._guard.around(call, self._pool):
             call.answer = await self._pool.request(request, self._own(holder), self._own_key(key))
-        lease: Lease = self._seen(row, call.answer)
+        lease: Lease = await self._seen(row, call.answer)
         return replace(lease, key=key)
 
     def _own(self, holder: Holder, *, anybody: bool = False) -> Holder:
@@ -234,8 +264,7 @@ class PoolForCaller(Pool):
     async def history(self, since: float = 0.0) -> list[EndedLease]:
         """See ``Pool.history``."""
         row = operation_of(Pool.history)
-        sees_all = row.sees.get(self._principal, Sight.EVERYTHING) is Sight.EVERYTHING
-        user = None if sees_all else self.caller.user
+        user = None if self._sight(row) is Sight.EVERYTHING else self.caller.user
         found: list[EndedLease] = await self._do(row, {"since": since}, user=user)
         return found
 

@@ -41,11 +41,11 @@ from gpu_pool_client import (
     NeverFits,
     NotAllowed,
     Outlook,
-    PodPhase,
     PoolStatus,
     PoolUnreachable,
     Process,
     SliceRequest,
+    TimedOut,
 )
 from gpu_pool_client import Pool as Contract
 
@@ -89,7 +89,8 @@ class Pool(Contract):
         other_courses
             Whether a server that was started for one course may ask in the name of others.
         """
-        return PoolForCaller(Pool(self.core, caller), caller, guard, other_courses=other_courses)
+        courses = self.core.courses
+        return PoolForCaller(Pool(self.core, caller), caller, guard, courses, other_courses=other_courses)
 
     async def __aenter__(self) -> Pool:
         """Open the pool: whoever owns the devices keeps it in order from now on, whoever asks or not."""
@@ -120,6 +121,7 @@ class Pool(Contract):
                     self.core.keep_in_order()
                     if backend.queue is not None and lease.state is LeaseState.HELD:
                         await backend.queue.submit(lease)
+                        lease = await self._counted(lease)
                     return await self._bound(lease)
                 except (asyncio.CancelledError, PoolUnreachable):
                     # The decision may still be made, or has been, and nobody would know of it.
@@ -136,9 +138,17 @@ class Pool(Contract):
         asks = caller or Caller(holder.user, True, "", Process.current())
         return self.store.for_caller(replace(asks, groups=groups))
 
+    async def _counted(self, lease: Lease) -> Lease:
+        """Count nothing for a lease that waits in somebody else's queue; return it."""
+        queue = self.backend.queue
+        if queue is None or queue.place(lease.id) is None:
+            return lease
+        return await self.store.run(leases.lend, lease.id, queued=True)
+
     async def _bound(self, lease: Lease) -> Lease:
-        """Return a lease that takes effect from now on, if it is held."""
-        return await self.backend.bind(lease) if lease.state is LeaseState.HELD else lease
+        """Return a lease described; if it is held, it takes effect from now on."""
+        held = lease.state is LeaseState.HELD
+        return await self.backend.bind(lease) if held else self.core.described(lease)
 
     async def _restored(self, lease: Lease) -> Lease:
         """Return the same for one that may have been parked: with what it keeps on its devices."""
@@ -153,8 +163,7 @@ class Pool(Contract):
 
     async def get_lease(self, lease_id: str) -> Lease:
         """See ``Pool.get_lease``."""
-        lease = await self.store.run(leases.read, lease_id)
-        return self.backend.describe(lease) if lease.state is LeaseState.HELD else lease
+        return self.core.described(await self.store.run(leases.read, lease_id))
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""
@@ -165,8 +174,11 @@ class Pool(Contract):
             lease = await self.store.run(leases.read, lease_id)
             if lease.state is LeaseState.HELD:
                 return await self._restored(lease)
+            lease = self.core.described(lease)
             _refuse_unless_waiting(lease)
             if give_up_at is not None and time.monotonic() >= give_up_at:
+                if lease.place is not None:
+                    raise TimedOut(str(lease.place.outlook(time.time())), "Wait for longer, or ask later.")
                 raise await self.store.run(requests.shortage, lease_id)
             await asyncio.sleep(_POLL)
 
@@ -187,6 +199,8 @@ class Pool(Contract):
 
     async def explain(self, lease_id: str) -> Outlook:
         """See ``Pool.explain``."""
+        if self.backend.queue is not None and (place := (await self.core.living(lease_id)).place) is not None:
+            return place.outlook(time.time())
         if self.core.waits.are_due:
             prospects = await self.store.run(requests.prospects)
             if prospects is not None:
@@ -316,6 +330,8 @@ class Pool(Contract):
     async def resume(self, lease_id: str) -> Lease:
         """See ``Pool.resume``."""
         with self._asked(lease=lease_id):
+            if self.backend.queue is not None and (lease := await self.core.living(lease_id)).is_queued:
+                return lease
             await self.core.refresh(FRESH, DRIVER_WITHIN)
             return await self._restored(await self.store.run(leases.queue_again, lease_id))
 
@@ -342,12 +358,12 @@ class Pool(Contract):
         async with core.launching.setdefault(lease_id, asyncio.Lock()):
             lease = await core.living(lease_id)
             if lease.state is LeaseState.PARKED and self.backend.queue is not None:
-                lease = await core.count(lease_id, waits=False)  # its kernel waits in somebody else's queue
+                # Its kernel waits in somebody else's queue, or is started anew.
+                lease = await self._bound(await self.store.run(leases.queue_again, lease_id))
             if lease.state is not LeaseState.HELD:
                 raise BadRequest(f"The lease is {lease.state.value}.", "Start the kernel once it is held.")
             found = await host.launch(lease, kernel, self._caller)
-            if found.phase is PodPhase.QUEUED:
-                await core.count(lease_id, waits=True)
+            await self._counted(lease)
         return found
 
     async def _host(self, lease_id: str, kernel: KernelCommand | None = None) -> KernelHost:
@@ -424,7 +440,7 @@ class Pool(Contract):
     async def _described(self, leases: Sequence[Lease]) -> AsyncIterator[Lease]:
         """Yield leases with the truth about their limits; of thousands, others are answered in between."""
         for number, lease in enumerate(leases, 1):
-            yield with_own_caps(self.backend.describe(lease))
+            yield with_own_caps(self.core.described(lease))
             if number % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
 
@@ -481,5 +497,5 @@ def _foresee(
 def _refuse_unless_waiting(lease: Lease) -> None:
     if lease.state is LeaseState.ENDED:
         raise gone(lease)
-    if lease.state is LeaseState.PARKED:
+    if lease.state is LeaseState.PARKED and not lease.is_queued:
         raise BadRequest("A parked lease is not in the queue.", "Resume it first.")

@@ -16,6 +16,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from gpu_pool.pool.backend import Observed
 from gpu_pool.store.reclaim import Findings
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client._log import get_logger
@@ -34,6 +35,8 @@ class Facts:
     #: Whether it is for this process to decide: of those that share a store one does.
     leads: bool = False
     findings: Findings = field(default_factory=Findings)
+    #: What the backend knows of the leases.
+    seen: Observed = field(default_factory=Observed)
     #: Whether nothing can happen by itself until somebody asks for something.
     may_rest: bool = False
 

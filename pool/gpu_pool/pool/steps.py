@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
-from gpu_pool.pool.backend import Backend, Taken
+from gpu_pool.pool.backend import Backend, ExternalQueue, Taken
 from gpu_pool.pool.reconciler import Facts, Step
 from gpu_pool.pool.registry import DeviceRegistry
 from gpu_pool.store import leases, reclaim
@@ -38,9 +38,6 @@ class OrderedPool(Protocol):
     async def end_taken(self, lease_id: str, taken: Taken) -> bool:
         """End a lease since what it needs is gone; return whether it had not ended yet."""
 
-    async def count(self, lease_id: str, *, waits: bool) -> Lease:
-        """Count a lease's slice, or nothing while it waits in somebody else's queue."""
-
 
 class PoolSteps:
     """What is done to one pool in each pass of its :class:`Reconciler`, in this order."""
@@ -49,8 +46,6 @@ class PoolSteps:
         self._pool, self._store, self._backend = pool, pool.store, pool.backend
         #: When the queue is served next although nothing has happened (``time.monotonic()``).
         self._serve_at = 0.0
-        #: Leases that were parked since they wait in somebody else's queue, by id.
-        self._outside: set[str] = set()
         #: What was held at the last pass, all of which is bound.
         self._bound: Sequence[Lease] = ()
 
@@ -66,12 +61,14 @@ class PoolSteps:
         )
 
     async def _observe(self, facts: Facts) -> bool:
-        """See which devices there are, and which processes are gone. One bad node hides no dead process."""
+        """See devices, processes and what the backend knows of leases. One bad node hides no dead process."""
         try:
             if self._backend.is_owner:
                 await self._pool.refresh(SELDOM)
         finally:
             await self._store.run(self._read_facts, facts)
+        if facts.leads:
+            facts.seen = await self._backend.observe(self._living)
         return False
 
     def _read_facts(self, store: StoreContext, facts: Facts) -> None:
@@ -90,7 +87,7 @@ class PoolSteps:
         if not facts.leads:
             return False
         changed = bool(facts.findings.dead) and await self._store.run(reclaim.end_gone, facts.findings)
-        for lease_id, taken in (await self._backend.observe(self._living)).items():
+        for lease_id, taken in facts.seen.taken.items():
             changed = await self._pool.end_taken(lease_id, taken) or changed
         return changed
 
@@ -101,8 +98,8 @@ class PoolSteps:
 
     async def _serve_queue(self, facts: Facts) -> bool:
         """Grant to whoever's turn has come: since something has ended, and now and then as time decides."""
-        if self._backend.queue is not None:
-            await self._follow_queue(self._backend.queue.waits)
+        if facts.leads and self._backend.queue is not None:
+            await self._follow(self._backend.queue, facts.seen.admitted)
         began = time.monotonic()
         if not (
             facts.leads and facts.findings.somebody_waits and (facts.findings or began >= self._serve_at)
@@ -112,20 +109,14 @@ class PoolSteps:
         self._serve_at = began + _SERVE_TIMES * (time.monotonic() - began)
         return granted
 
-    async def _follow_queue(self, waits: Callable[[str], bool | None]) -> None:
-        """Park the leases that wait in somebody else's queue, and resume those that were let in."""
+    async def _follow(self, queue: ExternalQueue, admitted: Collection[str]) -> None:
+        """Count nothing for what waits in somebody else's queue, and hold again what was let in there."""
         for lease in await self._living():
-            is_waiting, is_parked = waits(lease.id), lease.state is LeaseState.PARKED
-            if is_waiting is None or is_waiting == is_parked or not (is_waiting or self._is_outside(lease)):
-                continue
             with contextlib.suppress(LeaseGone):
-                await self._pool.count(lease.id, waits=is_waiting)
-                (self._outside.add if is_waiting else self._outside.discard)(lease.id)
-
-    def _is_outside(self, lease: Lease) -> bool:
-        """Whether a parked lease is so for that queue, and not since its holder lends its slice."""
-        host = self._backend.host
-        return lease.id in self._outside or (host is not None and host.has_kernel(lease.id))
+                if lease.state is LeaseState.HELD and queue.place(lease.id) is not None:
+                    await self._store.run(leases.lend, lease.id, queued=True)
+                elif lease.is_queued and lease.id in admitted:
+                    await self._store.run(leases.queue_again, lease.id)
 
     async def _bind(self, _: Facts) -> bool:
         """Make take effect what is held and does not yet, as far as this process is the one to do it."""

@@ -26,11 +26,11 @@ from gpu_pool.courses import (
     course_name,
     read_bytes,
 )
+from gpu_pool.courses.access import teaches
 from gpu_pool.courses.arithmetic import Rush, RushGivenUp, SliceFigures, rush, slice_figures
 from gpu_pool.courses.editing import difference, digest, how_much, reserved_changes
 from gpu_pool.courses.folder import described_twice, put_in_place, take_back, why_fixed, write_beside
 from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
-from gpu_pool.names import is_named
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.pool.pool import Pool
@@ -124,7 +124,7 @@ class CourseEditor:
         """
         courses = await self._folder.looked()
         course = courses.usable.get(name)
-        if course is not None and (caller.is_admin or is_named(caller.user, course.instructors)):
+        if course is not None and (caller.is_admin or teaches(course, caller.user)):
             return courses
         if caller.is_admin and name in courses.refused:
             return courses

@@ -70,7 +70,7 @@ class ServedPool:
             raise
 
     async def _waits(self, lease_id: str) -> bool:
-        return (await self.pool.get_lease(lease_id)).state is LeaseState.WAITING
+        return not _waits_no_more(await self.pool.get_lease(lease_id))
 
     async def changed_within(
         self, pool: PoolForCaller, lease_id: str, seconds: float, seen: str
@@ -103,7 +103,7 @@ class ServedPool:
 
 
 def _waits_no_more(lease: Lease | None) -> bool:
-    return lease is None or lease.state is not LeaseState.WAITING
+    return lease is None or not (lease.state is LeaseState.WAITING or lease.is_queued)
 
 
 def _differs(now: Lease, known: Lease) -> bool:

@@ -24,6 +24,7 @@ from gpu_pool_client import (
     Lease,
     LeaseGone,
     LeaseState,
+    Place,
     Process,
     Slice,
     SliceRequest,
@@ -137,6 +138,7 @@ class LeaseTable:
             notice=row["notice"],
             process=read_process(row["process"]) if row["process"] else None,
             position=position,
+            place=Place() if row["outside"] else None,
             terms=replace(
                 _terms(row["terms"], course),
                 ends_at=ends_at,

@@ -72,12 +72,12 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, terms, held_before, used_before
+       process, notice, asked_back, failure, batch, terms, held_before, used_before, outside
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, terms, held_before, used_before
+       process, notice, asked_back, failure, batch, terms, held_before, used_before, outside
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
@@ -310,11 +310,11 @@ UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, 
     used_before = used_before + milli * coalesce(max(0, :now - held_at), 0),
     deadline = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline),
     deadline_reason = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline_reason),
-    notice = iif(asked_back IS NULL, '', notice), ending = NULL
+    notice = iif(asked_back IS NULL, '', notice), ending = NULL, outside = :queued
 WHERE number = :number;
 
 -- name: resume
-UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now WHERE number = :number;
+UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now, outside = 0 WHERE number = :number;
 
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,

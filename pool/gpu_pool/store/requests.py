@@ -96,6 +96,7 @@ def _draft(store: StoreContext, request: SliceRequest, holder: Holder, key: str)
         "asked_back": None,
         "failure": "",
         "held_before": 0.0,
+        "outside": False,
         "used_before": 0.0,
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_pool.cli import formatting
@@ -14,6 +16,7 @@ from gpu_pool_client import (
     Lease,
     LeaseGone,
     LeaseState,
+    Place,
     PoolStatus,
     Process,
     Slice,
@@ -95,8 +98,7 @@ def test_the_line_follows_the_leases():
 
 
 def test_what_waits_in_the_queue_of_the_cluster_is_not_called_parked():
-    kind = Device("GPU-4", 3, "V100", 32_768, unbounded=True)
-    queued = lease("a", "2%", kind, state=LeaseState.PARKED)
+    queued = replace(lease("a", "2%", state=LeaseState.PARKED), place=Place(3))
     assert formatting.lease_row(queued, now=150.0)[0] == "queued"
     assert formatting.lease_row(lease("a", "2%", REAL, state=LeaseState.PARKED), now=150.0)[0] == "parked"
 

@@ -31,10 +31,16 @@ from support.pools import embedded
 
 LOG = logging.getLogger("who-may-test")
 #: Each from a process of their own.
-ADA, EVE, ROOT, SERVICE = (
+ADA, EVE, ROOT, TURING, SERVICE = (
     Caller(name, name == "root", name, remote_process(name, "", name, ""), is_service=name == "/hub")
-    for name in ("ada", "eve", "root", "/hub")
+    for name in ("ada", "eve", "root", "turing", "/hub")
 )
+COURSE: Final = """
+title: Machine learning
+who: {users: [ada]}
+instructors: [turing]
+slices: [{name: Small, request: 2%}]
+"""
 ARGUMENTS: Final[Mapping[str, Any]] = {
     "request": parse_request("2%"),
     "key": "another",
@@ -50,15 +56,18 @@ by_name = pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row.name)
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[ServedPool]:
-    async with embedded(tmp_path / "store.db") as pool:
+    folder = tmp_path / "courses"
+    folder.mkdir()
+    (folder / "ml.yaml").write_text(COURSE)
+    async with embedded(tmp_path / "store.db", courses_dir=str(folder)) as pool:
         heartbeats = Heartbeats(60.0, LOG)
         yield ServedPool(pool, LeaseChanges(pool, LOG, heartbeats), heartbeats, LOG)
 
 
 @pytest.fixture
 async def lease(served: ServedPool) -> str:
-    """A lease of Ada's."""
-    return (await served.for_caller(ADA).request(parse_request("2%"), Holder("ada"), "key")).id
+    """A lease of Ada's, in a course that Turing teaches."""
+    return (await served.for_caller(ADA).request(parse_request("2%"), Holder("ada", "ml"), "key")).id
 
 
 async def refusal(row: Operation, pool: Pool, lease: str, holder: Holder) -> GpuPoolError | None:
@@ -121,6 +130,21 @@ async def test_an_administrator_may_all_else(row: Operation, served: ServedPool,
 
 
 @by_name
+async def test_an_instructor_may_read_of_their_courses_leases_what_the_row_says(
+    row: Operation, served: ServedPool, lease: str
+) -> None:
+    error = await refusal(row, served.for_caller(TURING), lease, Holder("turing"))
+    may_not = row.is_of_lease and Principal.INSTRUCTOR not in row.may and row.name != "release"
+    assert is_refused(error, row) == (may_not or row.may == ADMINISTRATORS)
+    assert (await served.pool.get_lease(lease)).ended_at is None
+
+
+@by_name
+def test_an_instructor_changes_nothing_of_others(row: Operation) -> None:
+    assert not (Principal.INSTRUCTOR in row.may and row.decision)
+
+
+@by_name
 async def test_a_service_of_the_hub_s_may_what_its_row_says(
     row: Operation, served: ServedPool, lease: str
 ) -> None:
@@ -134,6 +158,7 @@ async def test_a_service_of_the_hub_s_may_what_its_row_says(
     [
         (ADA, Principal.USER),
         (EVE, Principal.USER),
+        (TURING, Principal.INSTRUCTOR),
         (ROOT, Principal.ADMINISTRATOR),
         (SERVICE, Principal.SERVICE),
     ],
@@ -145,7 +170,7 @@ async def test_each_sees_of_the_pool_what_its_row_says(
     held = (await theirs.request(parse_request("2%"), Holder("eve"), "key")).id
     waiting = (await theirs.request(parse_request("1"), Holder("eve"), "waiting")).id
     sight = operation_of(Pool.status).sees.get(principal, Sight.EVERYTHING)
-    own = {ADA: ([lease], []), EVE: ([held], [waiting])}.get(caller, ([], []))
+    own = {ADA: ([lease], []), EVE: ([held], [waiting]), TURING: ([lease], [])}.get(caller, ([], []))
     seen = ([lease, held], [waiting]) if sight is Sight.EVERYTHING else own
     status = await served.for_caller(caller).status()
     assert ([each.id for each in status.leases], [each.id for each in status.queue]) == seen
@@ -157,5 +182,5 @@ async def test_each_reads_of_the_history_what_its_row_says(served: ServedPool, l
     await served.for_caller(ADA).release(lease)
     sees = operation_of(Pool.history).sees
     assert (sees[Principal.USER], Principal.ADMINISTRATOR in sees) == (Sight.OWN, False)
-    read = [len(await served.for_caller(caller).history()) for caller in (ADA, EVE, ROOT)]
-    assert read == [1, 0, 1]
+    read = [len(await served.for_caller(caller).history()) for caller in (ADA, EVE, TURING, ROOT)]
+    assert read == [1, 0, 0, 1]

@@ -127,6 +127,18 @@ async def test_what_a_kernel_failed_of_is_still_known(path: Path) -> None:
     assert not any('"words": ' in text for (text,) in known)
 
 
+async def test_what_waited_in_the_queue_of_the_cluster_still_does(path: Path) -> None:
+    parked = (
+        "UPDATE lease SET state = 'parked', slices = '[]', held_at = NULL, ends_by = NULL, terms = NULL, "
+        "turn = NULL, waiting_since = NULL, home = '{}' WHERE number = {};"
+    )
+    store = restored((SCHEMAS / "0009.sql").read_text(), path)
+    with closing(sqlite3.connect(store)) as old:
+        old.executescript(parked.format("any-V100-32768-0", 2) + parked.format("SIM-V100", 3))
+    Database(path).close()
+    assert rows(path, "SELECT number, outside FROM lease") == [(2, 1), (3, 0), (4, 0)]
+
+
 async def use(path: Path) -> None:
     """Let a store have one lease that has ended, one that is held, and two that wait."""
     async with embedded(path) as pool:

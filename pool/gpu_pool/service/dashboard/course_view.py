@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpu_pool.courses import CourseFile, Courses, is_member
+from gpu_pool.courses import CourseFile, Courses, access, is_member
 from gpu_pool.courses.access import open_now, when_open
 from gpu_pool.courses.model import CourseLimits
 from gpu_pool.courses.reading import SUFFIX
-from gpu_pool.names import is_named
 from gpu_pool.service.dashboard.pool_view import Mark, Viewer, count, gpus, memory
 from gpu_pool_client import PoolStatus, format_duration
 
@@ -68,7 +67,7 @@ def may_see(course: CourseFile, viewer: Viewer) -> bool:
 
 def teaches(course: CourseFile, viewer: Viewer) -> bool:
     """Whether a viewer may read the course's settings, and see who holds its slices."""
-    return viewer.is_admin or is_named(viewer.user, course.instructors)
+    return viewer.is_admin or access.teaches(course, viewer.user)
 
 
 def course_links(

@@ -33,6 +33,7 @@ from gpu_pool_client import (
     LeaseState,
     NotAllowed,
     Outlook,
+    Place,
     PoolStatus,
 )
 
@@ -260,7 +261,7 @@ class PoolPage(LivePage):
 
     template = "pool.html"
     #: Why own leases wait, by lease and place: asked anew only when a place has changed.
-    _outlooks: dict[tuple[str, int | None], Outlook] | None = None
+    _outlooks: dict[tuple[str, int | None, Place | None], Outlook] | None = None
     #: What was taken away from the viewer lately: asked anew only when they have other leases than then.
     _taken: tuple[PastRow, ...] = ()
     _taken_beside: frozenset[str] | None = None
@@ -305,15 +306,16 @@ class PoolPage(LivePage):
     async def _explain(self, status: PoolStatus) -> Mapping[str, Outlook]:
         """Return why the viewer's own leases wait."""
         known = self._outlooks or {}
-        own = [lease for lease in status.queue if self.viewer.owns(lease)]
+        elsewhere = (lease for lease in status.leases if lease.is_queued)
+        own = [lease for lease in (*elsewhere, *status.queue) if self.viewer.owns(lease)]
         self._outlooks = {}
         for lease in own:
-            place = (lease.id, lease.position)
+            place = (lease.id, lease.position, lease.place)
             try:
                 self._outlooks[place] = known.get(place) or await self.pool.explain(lease.id)
             except GpuPoolError:
                 continue  # it waits no more: the next look says what became of it
-        return {lease_id: outlook for (lease_id, _), outlook in self._outlooks.items()}
+        return {lease_id: outlook for (lease_id, *_), outlook in self._outlooks.items()}
 
 
 class AdminPage(LivePage):

@@ -21,6 +21,7 @@ from gpu_pool_client import (
     Lease,
     LeaseState,
     Outlook,
+    Place,
     PoolStatus,
     Slice,
     format_share,
@@ -450,4 +451,7 @@ def _shown(status: PoolStatus, is_open: Callable[[Lease], bool]) -> PoolStatus:
 def _anonymous(lease: Lease) -> Lease:
     """Return what may be known of anybody's lease: its course, its size, and where it is."""
     holder = Holder(NOBODY, lease.holder.course)
-    return replace(lease, id="", key="", holder=holder, process=None, variables={}, notice="", failure=None)
+    place = Place() if lease.place else None
+    return replace(
+        lease, id="", key="", holder=holder, process=None, variables={}, notice="", failure=None, place=place
+    )

@@ -22,6 +22,7 @@ from gpu_pool_client import (
     Lease,
     LeaseState,
     Outlook,
+    Place,
     PoolStatus,
     Process,
     Slice,
@@ -168,10 +169,7 @@ class TestLeases:
         assert row.outlook == "perhaps about 2 to 5 min. All is held."
 
     def test_what_waits_in_the_queue_of_the_cluster_is_not_called_parked(self) -> None:
-        held = lease(1)
-        (part,) = held.slices
-        kind = replace(part, device=replace(part.device, unbounded=True))
-        queued = replace(held, state=LeaseState.PARKED, slices=(kind,))
+        queued = replace(lease(1), state=LeaseState.PARKED, slices=(), place=Place(3))
         (row,) = pool_view.lease_rows(pool(queued), MARKS, ADA.owns)
         assert row.state == "in the cluster's queue"
 
