@@ -52,9 +52,9 @@ def run() -> Iterator[Line]:
         loads, looks = [], []
         for _ in range(ROUNDS):
             courses = CourseFolder(folder, (), clock)
-            loads.append((taken(courses.look), taken(lambda: parse(folder))))
-            looks.append((taken(courses.look), taken(lambda: stat(folder))))
-            assert len(courses.look().usable) == FILES
+            loads.append((taken(courses.current), taken(lambda: parse(folder))))
+            looks.append((taken(courses.current), taken(lambda: stat(folder))))
+            assert len(courses.current().usable) == FILES
     yield _line(f"reading {FILES} course files, to parsing their YAML", loads)
     yield _line(f"looking at {FILES} files of which none has changed, to stat", looks)
 

@@ -34,7 +34,7 @@ from gpu_pool.cluster.dialects import (
     PodParts,
     usage,
 )
-from gpu_pool.cluster.dialects.choosing import Memory, away, look
+from gpu_pool.cluster.dialects.choosing import Memory, away, choose_with_memory
 from gpu_pool.cluster.dialects.objects import quantity
 from gpu_pool.cluster.snapshot import NODES, list_all, list_pods, list_sources
 from gpu_pool_client import DeviceStatus
@@ -189,7 +189,9 @@ class ClusterReader:
         asked = _CLAIMS if self._classes["device_classes"] else ()
         claims = await list_sources(self._api, asked, _warn_unreadable, cached=True)
         shown, now = Cluster.read(nodes, **self._classes, **claims), time.monotonic()
-        choice, _, self._known = look(self._known, shown, self._options, self._dialect, now, _AWAY_FOR)
+        choice, _, self._known = choose_with_memory(
+            self._known, shown, self._options, self._dialect, now, _AWAY_FOR
+        )
         _warn(str(choice))
         if choice.dialect is None:
             return None

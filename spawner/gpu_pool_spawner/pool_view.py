@@ -151,11 +151,11 @@ class Catalogue:
 
     async def read(self) -> None:
         """Read what is new in the files, in a thread: the Hub has one event loop for all of its users."""
-        await self._folder.looked()
+        await self._folder.current_in_thread()
 
     def courses(self) -> Courses:
         """Return the courses as they are now; log what is newly wrong with their files."""
-        courses = self._folder.look()
+        courses = self._folder.current()
         problems = frozenset(map(str, courses.problems))
         for problem in sorted(problems - self._told):
             get_logger().warning("Course files: %s", problem)

@@ -48,7 +48,7 @@ async def _look_at_all(pool: Pool, fake: FakeKubernetes, store: Path) -> None:
         await pool.history()
         await pool.positions()
         await pool.core.device_fault()
-        await pool.core.look_at_devices([each.device for each in status.devices])
+        await pool.core.read_devices([each.device for each in status.devices])
         assert (writes(), observer.execute("PRAGMA data_version").fetchone()) == before
     await pool.core.reconciler.once()
     await until(lambda: ("DELETE", "pods") in writes())

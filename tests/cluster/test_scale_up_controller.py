@@ -164,7 +164,7 @@ async def test_a_service_that_starts_anew_asks_for_no_second_node(
     async with pool_of(fake, tmp_path) as pool:
         await until_told(pool, waiting, "A machine is being started")
         assert placeholders(fake) == [made]
-        await backend_of(pool).growth.look()
+        await backend_of(pool).growth.ask_for_nodes()
         assert fake.asked("POST", "pods") == 1
 
 

@@ -41,7 +41,7 @@ class CourseFiles:
     def look_later(self) -> Courses:
         """Look when everything written until now has been left alone."""
         self.wait(2)
-        return self.folder.look()
+        return self.folder.current()
 
     def titles(self) -> dict[str, str]:
         return titles(self.look_later())

@@ -140,7 +140,7 @@ async def showing(
     courses = SHARED_FOLDERS.folder(Path(rules.courses_dir), rules.courses) if rules.courses_dir else None
 
     async def look() -> Courses:
-        return await courses.looked() if courses else known
+        return await courses.current_in_thread() if courses else known
 
     async with embedded(folder / "store.db", *map(device, range(devices)), **settings) as pool:
         heartbeats = Heartbeats(60.0, _LOG)

@@ -227,7 +227,7 @@ class ClusterBackend(Backend):
         if time.monotonic() >= self._look_at or self.view.until_forgotten() == 0:
             self._look_at = time.monotonic() + _LOOK_EVERY
             self.kernels.look_at_all()
-            self.view.look_again()
+            self.view.forget_what_is_shown()
         every = await living()
         nodes_gone = {
             lease.id: Taken(NODE_GONE.reason, NODE_GONE.message)

@@ -84,14 +84,14 @@ class ScaleUpController:
         """Look for as long as the service runs."""
         while True:
             try:
-                await self.look()
+                await self.ask_for_nodes()
             except GpuPoolError as error:
                 self._log.error("No node can be requested: %s", error)
             except Exception:  # noqa: BLE001 - one odd node must not keep the pool from asking for others
                 self._log.exception("Finding out which nodes are needed failed")
             await asyncio.sleep(_EVERY)
 
-    async def look(self) -> None:
+    async def ask_for_nodes(self) -> None:
         """Ask for the nodes that are needed now, and for no others."""
         line = await self.store.run(leases.queue_head, _FOREMOST)
         self._demand = demand(line, self._growable(), self._rules)

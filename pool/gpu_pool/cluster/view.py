@@ -27,7 +27,7 @@ from gpu_pool.cluster.dialects import (
     usage,
 )
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
-from gpu_pool.cluster.dialects.choosing import Memory, away, completed, look, next_end, node_of
+from gpu_pool.cluster.dialects.choosing import Memory, away, choose_with_memory, completed, next_end, node_of
 from gpu_pool.cluster.dialects.objects import Node, mapping
 from gpu_pool.cluster.informer import Informer, Key
 from gpu_pool.cluster.kept_objects import LeasePods, is_ending, is_same, lean, lean_node, lean_pod
@@ -133,7 +133,7 @@ class ClusterView:
         """The dialect of the cluster as it is now, and why it is that one."""
         if self._choice is None:
             shown, settings = self._read(()), self._settings
-            choice, cluster, self._memory = look(
+            choice, cluster, self._memory = choose_with_memory(
                 self._memory, shown, self._options, settings.dialect, time.monotonic(), settings.gpus_away_for
             )
             absent = [group for group in self.groups if not _shows(choice, group)]
@@ -174,7 +174,7 @@ class ClusterView:
         end = next_end(self._memory, self._settings.gpus_away_for)
         return None if end is None else max(0.0, end - time.monotonic())
 
-    def look_again(self) -> None:
+    def forget_what_is_shown(self) -> None:
         """Look at the nodes anew at the next occasion, though they have not changed."""
         self._cluster_changed(None, None)
 

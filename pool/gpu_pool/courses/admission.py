@@ -29,7 +29,7 @@ class CourseAdmission:
 
     def now(self) -> Courses | None:
         """Return what the files say now; None where there is no folder of them."""
-        return None if self._folder is None else self._folder.look()
+        return None if self._folder is None else self._folder.current()
 
     def reread(self, file: str) -> None:
         """Read a file that has been replaced, at once."""
@@ -50,7 +50,7 @@ class CourseAdmission:
         """Return the courses that somebody teaches."""
         if self._folder is None:
             return frozenset()
-        now, (then, known) = await self._folder.looked(), self._taught
+        now, (then, known) = await self._folder.current_in_thread(), self._taught
         if now is not then:
             known = {}
             self._taught = (now, known)
@@ -67,13 +67,13 @@ class CourseAdmission:
             )
         if self._folder is not None:
             now = datetime.now(timezone.utc)
-            self._folder.look().check(holder.course, request, holder.user, groups, now)
+            self._folder.current().check(holder.course, request, holder.user, groups, now)
 
     async def offers(self, holder: Holder, groups: Collection[str]) -> tuple[SliceRequest, ...] | None:
         """Return what the file of the holder's course offers now. See ``Pool.offers``."""
         if self._folder is None or not holder.course:
             return None
-        course = (await self._folder.looked()).usable.get(holder.course)
+        course = (await self._folder.current_in_thread()).usable.get(holder.course)
         if course is not None and not is_member(course, holder.user, groups):
             raise NotAllowed(NOT_IN_COURSE, "Ask its instructor to add you.")
         return None if course is None else course.requests

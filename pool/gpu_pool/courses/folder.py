@@ -1,7 +1,7 @@
 """A folder of course files: read again when they change, and files put in the place of others.
 
-Nothing runs by itself: whoever uses the courses calls :meth:`CourseFolder.look`,
-which looks at the files at most once a second. A file that has become bad, is
+Nothing runs by itself: whoever uses the courses calls :meth:`CourseFolder.current`,
+which reads the files at most once a second. A file that has become bad, is
 being written or has been taken away for a moment leaves its course as it was.
 
 A changed text is written beside the old file and takes its name at once, so
@@ -37,8 +37,8 @@ from gpu_pool_client._home import expanded
 
 #: Files of one folder that are read, first by name.
 MOST_FILES: Final = 2_000
-#: Seconds between two looks.
-_LOOK: Final = 1.0
+#: Seconds between two readings of the folder.
+_EVERY: Final = 1.0
 #: Seconds for which a file must have been left alone: until then its writer may not be done, and
 #: a change so soon after another one may leave its times as they are.
 _SETTLED: Final = 1.0
@@ -117,7 +117,7 @@ class CourseFolder:
         self._folder = folder
         self._taken = frozenset(taken)
         self._clock = clock or Clock()
-        self._looked_at: float | None = None
+        self._read_at: float | None = None
         self._files: dict[str, _File] = {}
         self._of_folder: tuple[FileProblem, ...] = ()
         self._courses = Courses()
@@ -128,48 +128,48 @@ class CourseFolder:
         """Where the files are."""
         return self._folder
 
-    def look(self) -> Courses:
+    def current(self) -> Courses:
         """Return the courses as they are now: the very same value while nothing has changed."""
         with self._reading:
-            self._look_if_due()
+            self._read_if_due()
             return self._courses
 
-    async def looked(self) -> Courses:
-        """Look as :meth:`look` does, and read what is new in a thread: for whoever runs an event loop."""
-        return self._courses if self._is_fresh() else await asyncio.to_thread(self.look)
+    async def current_in_thread(self) -> Courses:
+        """Return them as :meth:`current` does, read in a thread: for whoever runs an event loop."""
+        return self._courses if self._is_fresh() else await asyncio.to_thread(self.current)
 
     def latest(self) -> Courses:
-        """Return what was seen at the last look, without another one: none before the first."""
+        """Return what was read last, without reading again: none before the first time."""
         return self._courses
 
     def reread(self, file: str) -> None:
         """Read a file that was replaced whole, at once: its writer is done."""
         with self._reading:
-            self._look_if_due()
-            if self._look_at(file, is_first=True):
+            self._read_if_due()
+            if self._read_changed(file, is_first=True):
                 self._courses = self._compose()
 
-    def _look_if_due(self) -> None:
+    def _read_if_due(self) -> None:
         if not self._is_fresh():
             now = self._clock.uptime()
-            if self._look(is_first=self._looked_at is None):
+            if self._read_all(is_first=self._read_at is None):
                 self._courses = self._compose()
-            self._looked_at = now
+            self._read_at = now
 
     def _is_fresh(self) -> bool:
-        """Whether the last look is less than a second ago."""
-        looked_at = self._looked_at
-        return looked_at is not None and 0 <= self._clock.uptime() - looked_at < _LOOK
+        """Whether the folder was read less than a second ago."""
+        read_at = self._read_at
+        return read_at is not None and 0 <= self._clock.uptime() - read_at < _EVERY
 
-    def _look(self, is_first: bool) -> bool:
-        """Look at all files; return whether anything is new."""
+    def _read_all(self, is_first: bool) -> bool:
+        """Read what has changed in all files; return whether anything is new."""
         before, self._of_folder = self._of_folder, ()
         found = self._list()
         is_new = is_first or self._of_folder != before
         if found is None:
             return is_new
         for file in found:
-            is_new |= self._look_at(file, is_first)
+            is_new |= self._read_changed(file, is_first)
         return self._forget(set(found)) or is_new
 
     def _list(self) -> list[str] | None:
@@ -187,7 +187,7 @@ class CourseFolder:
     def _tell(self, message: str, remedy: str) -> None:
         self._of_folder = (FileProblem(self._folder.name, None, "", message, remedy),)
 
-    def _look_at(self, file: str, is_first: bool) -> bool:
+    def _read_changed(self, file: str, is_first: bool) -> bool:
         """Read a file again if it has changed; return whether what it says has."""
         known = self._files.get(file, _File())
         known.is_missing = False

@@ -68,22 +68,22 @@ class DriverCheck:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard = threading.Lock()
         self._is_closed = False
-        #: When the last look began whose outcome is known, and that outcome.
+        #: When the last check began whose outcome is known, and that outcome.
         self._began = float("-inf")
         self._faults: Mapping[str, str] = {}
-        #: Whether a look is to be made that has not begun.
+        #: Whether a check is to be made that has not begun.
         self._is_queued = False
 
     def seen_well(self) -> None:
         """Take note that everything was seen to work now, by whoever found the devices."""
         self._began = time.monotonic()
 
-    async def look(
+    async def faults(
         self, devices: Sequence[Device], max_age: float, patience: float
     ) -> Mapping[str, str] | None:
         """Return what is wrong with each device, by uuid; empty for nothing.
 
-        None where that is not known from a look that began at most ``max_age`` seconds ago, or that
+        None where that is not known from a check that began at most ``max_age`` seconds ago, or that
         ends within ``patience`` seconds.
         """
         asked = time.monotonic()
@@ -91,14 +91,14 @@ class DriverCheck:
             self._worker = self._worker or Worker("gpu-pool-driver")
             if not self._is_queued:
                 self._is_queued = True
-                self._worker.submit(lambda: self._look(devices))
+                self._worker.submit(lambda: self._find_faults(devices))
             if patience > 0:
                 with contextlib.suppress(TimeoutError):
                     await self._worker.run(_nothing, patience)
         return self._faults if asked - self._began <= max_age else None
 
     def close(self) -> None:
-        """Look no more."""
+        """Ask the driver no more."""
         with self._guard:
             self._is_closed = True
             if self._process is not None:
@@ -108,7 +108,7 @@ class DriverCheck:
 
     # -- In the thread -------------------------------------------------------
 
-    def _look(self, devices: Sequence[Device]) -> None:
+    def _find_faults(self, devices: Sequence[Device]) -> None:
         self._is_queued, began = False, time.monotonic()
         with contextlib.suppress(OSError, _Untold):  # such as no room for another process: nothing is known
             faults = self._ask(devices)
@@ -189,36 +189,36 @@ _CLOSE_WITHIN: Final = 1.0
 class DevicePoller:
     """Reads real devices in a thread of its own, which is started when it is first needed.
 
-    Whoever asks during a look shares its outcome. Used in one event loop.
+    Whoever asks during a reading shares its outcome. Used in one event loop.
     """
 
     def __init__(self, within: float = _WITHIN) -> None:
         self._within = within
         self._worker: Worker | None = None
         self._telemetry: Telemetry | None = None
-        self._look: asyncio.Task[Mapping[str, Reading | None]] | None = None
+        self._reading: asyncio.Task[Mapping[str, Reading | None]] | None = None
         #: Whether the thread reads, perhaps for nobody any more.
-        self._is_reading = False
+        self._is_at_work = False
 
-    async def look(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
+    async def readings(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
         """Return what each real device does, by uuid; None for one that does not answer in time."""
         real = [device for device in devices if not device.simulated]
         if not real:
             return {}
-        if self._look is None or self._look.done():
-            self._look = asyncio.create_task(self._ask(real))
-        return await asyncio.shield(self._look)
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._ask(real))
+        return await asyncio.shield(self._reading)
 
     async def _ask(self, real: Collection[Device]) -> Mapping[str, Reading | None]:
-        if not self._is_reading:
+        if not self._is_at_work:
             self._worker = self._worker or Worker("gpu-pool-telemetry")
-            self._is_reading = True
+            self._is_at_work = True
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 return await self._worker.run(lambda: self._read(real), self._within)
         return {device.uuid: None for device in real}
 
     async def close(self) -> None:
-        """Look no more."""
+        """Ask the driver no more."""
         if self._worker is not None:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await self._worker.run(self._close, _CLOSE_WITHIN)
@@ -234,7 +234,7 @@ class DevicePoller:
                 self._telemetry = Telemetry()
             return self._telemetry.read(real)
         finally:
-            self._is_reading = False
+            self._is_at_work = False
 
     def _close(self) -> None:
         if self._telemetry is not None:

@@ -76,7 +76,7 @@ class LocalBackend(Backend):
         real = [each for each in devices if found.by_driver and not each.simulated and not each.node]
         if not real:
             return {}
-        return await self._driver.look(real, max_age, patience) or {}
+        return await self._driver.faults(real, max_age, patience) or {}
 
     def _see(self, found: Inventory) -> SeenFrom:
         """Return what this process sees. A service's pool has what the service has, and nothing else."""

@@ -53,11 +53,11 @@ class DeviceFinder:
             return self.known
         worker = self._worker = self._worker or Worker("gpu-pool-devices")
         try:
-            return await worker.run(self._look, self._slow)
+            return await worker.run(self._find_in_thread, self._slow)
         except TimeoutError:
             self._say_slow()
         try:
-            return await worker.run(self._look, self._patience - self._slow)
+            return await worker.run(self._find_in_thread, self._patience - self._slow)
         except TimeoutError as error:
             raise _unanswered(self._patience) from error
 
@@ -66,7 +66,7 @@ class DeviceFinder:
         if self.known is None:
             worker = self._worker = self._worker or Worker("gpu-pool-devices")
             try:
-                return worker.call(self._look, self._patience)
+                return worker.call(self._find_in_thread, self._patience)
             except TimeoutError as error:
                 raise _unanswered(self._patience) from error
         return self.known
@@ -81,7 +81,7 @@ class DeviceFinder:
             self._worker.stop()
             self._worker = None
 
-    def _look(self) -> Inventory:
+    def _find_in_thread(self) -> Inventory:
         if self.known is None:
             self.known = self._find()
             self._found_at = time.monotonic()

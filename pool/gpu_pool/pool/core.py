@@ -170,9 +170,9 @@ class PoolCore:
         faults = [now.get(uuid, device.fault) for uuid, device in devices.items()]
         return " ".join(dict.fromkeys(faults)) if faults and all(faults) else ""
 
-    async def look_at_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
+    async def read_devices(self, devices: Collection[Device]) -> Mapping[str, Reading | None]:
         """Return what each of these does, real ones of this machine alone, by uuid; None for no answer."""
-        return await self._poller.look([device for device in devices if not device.node])
+        return await self._poller.readings([device for device in devices if not device.node])
 
     # -- What happens to leases by itself ------------------------------------------
 

@@ -100,17 +100,17 @@ def compare(
     for request in {session.request for session in days.sessions}:
         admission.check(request, devices, Rules())
 
-    def look(_part: float) -> None:
+    def check(_part: float) -> None:
         if not goes_on():
             raise ReplayGivenUp
 
-    return tuple(_figures(days, devices, way, look) for way in ways)
+    return tuple(_figures(days, devices, way, check) for way in ways)
 
 
 def _figures(
-    days: RecordedDays, devices: Sequence[Device], way: Way, look: Callable[[float], None]
+    days: RecordedDays, devices: Sequence[Device], way: Way, tell: Callable[[float], None]
 ) -> WayFigures:
-    found = replay_figures(days.sessions, replay(days.sessions, devices, way, tell=look))
+    found = replay_figures(days.sessions, replay(days.sessions, devices, way, tell=tell))
     hours, cells = found.gpu_hours, found.cells
     asked = None if way.yield_after is None else found.asked_back
     return WayFigures(way.name, hours.held, hours.used, cells.at_once, cells.delay.p99, asked)

@@ -311,7 +311,7 @@ def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], 
         none = Courses()
         return None, lambda: none
     folder = SHARED_FOLDERS.folder(Path(settings.courses_dir), settings.courses)
-    return folder, folder.look
+    return folder, folder.current
 
 
 def _metrics(pool: Pool, courses: Callable[[], Collection[str]]) -> Metrics | NotAllowed:

@@ -122,7 +122,7 @@ class CourseEditor:
 
         One that is not there is nobody's. Administrators may also mend a file that has never been good.
         """
-        courses = await self._folder.looked()
+        courses = await self._folder.current_in_thread()
         course = courses.usable.get(name)
         if course is not None and (caller.is_admin or teaches(course, caller.user)):
             return courses
@@ -188,7 +188,7 @@ class CourseEditor:
                 found = await asyncio.to_thread(_parse, now, data, await self._reserved(caller, name))
                 if found.problems:
                     raise BadCourseFile(found.problems)
-                before = (await self._folder.looked()).usable.get(name)
+                before = (await self._folder.current_in_thread()).usable.get(name)
                 await self._replace(caller, now, text)
                 await self._audit_text_change(name, before)
                 outcome.append(how_much(await asyncio.to_thread(difference, now.text, text)))
@@ -196,7 +196,7 @@ class CourseEditor:
 
     async def _audit_text_change(self, name: str, before: CourseFile | None) -> None:
         """Write down a save by which no course changes: all others are told as they take effect."""
-        now = (await self._folder.looked()).usable.get(name)
+        now = (await self._folder.current_in_thread()).usable.get(name)
         if self._pool.core.audit is not None and now == before:
             self._pool.core.audit.write("course", {"course": name, "change": "text"}, asks())
 

@@ -93,7 +93,7 @@ class Snapshots:
             return None
         self._watchers += 1
         if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
+            self._looking = asyncio.create_task(self._follow())
         try:
             await asyncio.wait_for(self._changed.wait(), seconds)
         except asyncio.TimeoutError:
@@ -107,7 +107,7 @@ class Snapshots:
         self.is_stopped = True
         self._changed.set()
 
-    async def _look(self) -> None:
+    async def _follow(self) -> None:
         """Look whenever something has changed, as long as somebody watches."""
         try:
             while self._watchers and not self.is_stopped:

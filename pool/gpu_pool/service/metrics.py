@@ -164,7 +164,7 @@ class Metrics:
             known = frozenset(await asyncio.to_thread(self._courses))
             self._count(status, rows, known)
         now = CollectorRegistry()
-        readings = await self._pool.core.look_at_devices([each.device for each in status.devices])
+        readings = await self._pool.core.read_devices([each.device for each in status.devices])
         now.register(_Now(status, readings, known, time.time()))
         now.register(_Audited(self._pool.core.audit))
         now.register(_Reconciled(self._pool.core.reconciler.counts))

@@ -108,7 +108,7 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
 
 def _dashboard(options: ApiOptions) -> Dashboard:
     async def courses() -> Courses:
-        return Courses() if options.folder is None else await options.folder.looked()
+        return Courses() if options.folder is None else await options.folder.current_in_thread()
 
     editor = None
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster.dialects import Cluster, DialectOptions, counted_as, usage
-from gpu_pool.cluster.dialects.choosing import look
+from gpu_pool.cluster.dialects.choosing import choose_with_memory
 from gpu_pool.cluster.dialects.dra import Dra
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
@@ -188,13 +188,13 @@ def test_while_a_pool_is_published_anew_what_was_known_of_it_holds() -> None:
     before = seen(resource_slice(listed("gpu-0"), listed("gpu-1")))
     during = seen(resource_slice(listed("gpu-0"), generation=2, of=2))
     options = DialectOptions()
-    known = look({}, before, options, "auto", 0.0, 180.0).known
-    choice, _, known = look(known, during, options, "auto", 1.0, 180.0)
+    known = choose_with_memory({}, before, options, "auto", 0.0, 180.0).known
+    choice, _, known = choose_with_memory(known, during, options, "auto", 1.0, 180.0)
     assert choice.dialect is not None
     assert [each.device.uuid for each in choice.dialect.gpus()] == ["GPU-gpu-0", "GPU-gpu-1"]
     assert known["n1"].away_since == 1.0
     after = seen(*(resource_slice(listed(f"gpu-{n}"), generation=2, number=n, of=2) for n in (0, 1)))
-    choice, _, known = look(known, after, options, "auto", 2.0, 180.0)
+    choice, _, known = choose_with_memory(known, after, options, "auto", 2.0, 180.0)
     assert known["n1"].away_since is None
 
 

@@ -35,8 +35,8 @@ def test_the_files_of_a_folder_are_its_courses(files: CourseFiles) -> None:
         "#cs103.yaml",
     ):
         (files.path / other).write_text("not a course: at all")
-    assert titles(files.folder.look()) == {"cs101": "One", "cs102": "Two"}
-    assert files.folder.look().problems == ()
+    assert titles(files.folder.current()) == {"cs101": "One", "cs102": "Two"}
+    assert files.folder.current().problems == ()
 
 
 def test_what_is_new_changed_or_gone_is_noticed(files: CourseFiles) -> None:
@@ -63,11 +63,11 @@ def test_it_looks_at_most_once_a_second(files: CourseFiles) -> None:
     assert files.titles() == {"cs101": "One"}
     files.write("cs101", course("Two"))
     files.left_alone += 2
-    assert titles(files.folder.look()) == {"cs101": "One"}, "it was looked just now"
+    assert titles(files.folder.current()) == {"cs101": "One"}, "it was looked just now"
     files.waited += 0.9
-    assert titles(files.folder.look()) == {"cs101": "One"}
+    assert titles(files.folder.current()) == {"cs101": "One"}
     files.waited += 0.1
-    assert titles(files.folder.look()) == {"cs101": "Two"}
+    assert titles(files.folder.current()) == {"cs101": "Two"}
 
 
 def test_a_file_that_becomes_bad_leaves_its_course_and_all_others_as_they_were(files: CourseFiles) -> None:
@@ -106,7 +106,7 @@ def test_whatever_takes_the_place_of_a_good_file_and_back(files: CourseFiles, wa
 def test_after_a_fresh_start_a_bad_file_is_refused_in_words(files: CourseFiles) -> None:
     files.write("cs102", course("Two"))
     files.replace("cs101", "title: One\n\nslices: none\n")
-    courses = files.opened().look()
+    courses = files.opened().current()
     assert titles(courses) == {"cs102": "Two"}
     words = "Course cs101 cannot be used: its file has an error on line 3; ask its instructor."
     with pytest.raises(NotAllowed, match=words):
@@ -117,13 +117,13 @@ def test_after_a_fresh_start_a_bad_file_is_refused_in_words(files: CourseFiles) 
 
 def test_a_file_with_another_ending_is_a_problem_and_no_course(files: CourseFiles) -> None:
     (files.path / "cs101.yml").write_text(course("One"))
-    courses = files.folder.look()
+    courses = files.folder.current()
     assert titles(courses) == {}
     assert "For example, name it cs101.yaml" in str(courses.problems[0])
 
 
 def test_a_course_that_nobody_described_is_no_other_course(files: CourseFiles) -> None:
-    courses = files.folder.look()
+    courses = files.folder.current()
     with pytest.raises(NotAllowed, match="No course file describes the course 'cs101'"):
         courses.course("cs101")
     with pytest.raises(NotAllowed, match="This pool has no course 'cs101'"):
@@ -144,7 +144,7 @@ def test_a_request_is_held_to_the_file_of_its_course(
     files: CourseFiles, name: str | None, size: str, user: str, words: str
 ) -> None:
     files.write("cs101", course("One") + "who: {users: [ada]}\n")
-    courses, now = files.folder.look(), datetime.now(timezone.utc)
+    courses, now = files.folder.current(), datetime.now(timezone.utc)
     with pytest.raises(NotAllowed, match=words) if words else nullcontext():
         courses.check(name, parse_request(size), user, (), now)
 
@@ -152,7 +152,7 @@ def test_a_request_is_held_to_the_file_of_its_course(
 def test_files_and_settings_together(files: CourseFiles) -> None:
     files.write("cs101", course("One"))
     settings = PoolSettings(courses={"ml101": {"weight": 3}}, courses_dir=str(files.path)).sharing
-    sharing = files.opened("ml101").look().sharing(settings)
+    sharing = files.opened("ml101").current().sharing(settings)
     assert sharing.course("ml101") == read_course("ml101", {"weight": 3})
     assert sharing.course("cs101") == read_course("cs101", {})
     assert dict(sharing.policy.weights) == {"": 1.0, "ml101": 3, "cs101": 1.0}
@@ -161,7 +161,7 @@ def test_files_and_settings_together(files: CourseFiles) -> None:
 def test_a_course_in_both_is_refused_in_words_and_takes_nothing_else_down(files: CourseFiles) -> None:
     files.write("ml101", course("One"))
     files.write("cs101", course("Two"))
-    courses = files.opened("ml101").look()
+    courses = files.opened("ml101").current()
     sharing = courses.sharing(PoolSettings(courses={"ml101": {}}).sharing)
     assert sharing.course("cs101").name == "cs101"
     with pytest.raises(NotAllowed, match="ml101 cannot be used: it is described twice"):
@@ -198,16 +198,16 @@ def test_half_a_file_is_never_in_force(files: CourseFiles) -> None:
     files.write("cs101", half)
     files.waited += 60
     files.left_alone += 0.9
-    assert files.folder.look().usable["cs101"].who.users == ("ada",)
+    assert files.folder.current().usable["cs101"].who.users == ("ada",)
     files.write("cs101", half + "who: {users: [ada, grace]}\n")
     assert files.look_later().usable["cs101"].who.users == ("ada", "grace")
 
 
 def test_a_new_file_counts_once_it_is_written(files: CourseFiles) -> None:
-    files.folder.look()
+    files.folder.current()
     files.write("cs101", course("One"))
     files.waited += 60
-    assert titles(files.folder.look()) == {}
+    assert titles(files.folder.current()) == {}
     assert files.titles() == {"cs101": "One"}
 
 
@@ -217,7 +217,7 @@ def test_a_copy_with_the_times_of_its_original_is_not_taken_for_finished(files: 
     files.write("cs101", course("Two"))
     os.utime(files.path / "cs101.yaml", (0, 0))
     files.waited += 60
-    assert titles(files.folder.look()) == {"cs101": "One"}
+    assert titles(files.folder.current()) == {"cs101": "One"}
     assert files.titles() == {"cs101": "Two"}
 
 
@@ -235,7 +235,7 @@ def test_a_change_while_the_file_is_read_is_waited_for(
 
     with monkeypatch.context() as patched:
         patched.setattr(folder, "read_bytes", interrupted)
-        assert titles(files.folder.look()) == {"cs101": "One"}
+        assert titles(files.folder.current()) == {"cs101": "One"}
     files.write("cs101", course("Three"))
     assert files.titles() == {"cs101": "Three"}
 
@@ -247,7 +247,7 @@ def test_a_change_that_the_clock_of_the_files_is_too_coarse_for_is_not_missed(
     file, stat = files.path / "cs101.yaml", Path.stat
     first = file.stat()
     monkeypatch.setattr(Path, "stat", lambda path, **how: first if path == file else stat(path, **how))
-    assert titles(files.folder.look()) == {"cs101": "One"}
+    assert titles(files.folder.current()) == {"cs101": "One"}
     files.write("cs101", course("Two"))
     assert files.titles() == {"cs101": "Two"}
 

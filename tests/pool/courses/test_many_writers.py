@@ -58,7 +58,7 @@ class ManyWriters(RuleBasedStateMachine):
 
     @invariant()
     def only_what_was_written_is_in_force(self) -> None:
-        for name, title in titles(self.files.folder.look()).items():
+        for name, title in titles(self.files.folder.current()).items():
             assert title in self.good[name]
 
     def teardown(self) -> None:

@@ -99,8 +99,8 @@ async def look():
     looker = DevicePoller(within=0.2)
     card = [Device("GPU-1", 1, "V100", 1)]
     began = time.monotonic()
-    told = await asyncio.gather(*(looker.look(card) for _ in range(5)))
-    told.append(await looker.look(card))
+    told = await asyncio.gather(*(looker.readings(card) for _ in range(5)))
+    told.append(await looker.readings(card))
     meanwhile = time.monotonic() - began
     looker._worker.stop()
     for thread in threading.enumerate():

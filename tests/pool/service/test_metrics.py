@@ -247,7 +247,7 @@ async def everything(numbers: Numbers) -> set[str]:
     await numbers.pool.release(await numbers.take("10%"))
     await numbers.take("10%")
     numbers.metrics.answered(SimpleNamespace(get_status=lambda: 200))  # type: ignore[arg-type]
-    numbers.pool.core.look_at_devices = _everything_of  # type: ignore[method-assign] # as real devices tell it
+    numbers.pool.core.read_devices = _everything_of  # type: ignore[method-assign] # as real devices tell it
     return await numbers.names()
 
 

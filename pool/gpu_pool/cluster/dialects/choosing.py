@@ -139,7 +139,7 @@ class RememberedCluster(NamedTuple):
     known: Memory
 
 
-def look(
+def choose_with_memory(
     known: Memory, shown: Cluster, options: DialectOptions, dialect: str, now: float, grace: float
 ) -> RememberedCluster:
     """Choose the dialect of a cluster as it is ``shown`` now, and as it counts by what is known of it."""

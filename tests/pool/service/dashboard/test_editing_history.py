@@ -73,7 +73,7 @@ class TestMeanwhile:
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert (folder / ".ml.yaml.new").read_text() == LARGER
-        courses = CourseFolder(folder).look()
+        courses = CourseFolder(folder).current()
         assert (sorted(courses.usable), courses.problems) == (["ml", "nlp"], ())
         assert (folder / "ml.yaml").read_text() == COURSE
         assert (await send(site, LARGER)).code == 303
