@@ -166,8 +166,7 @@ class KernelWork:
             return PodRun(self.plan, connection, held, *sides, sizes)
         try:
             if self.backend is None:
-                file, command = self.kernel.connection_file, self.plan.command
-                self.backend = BackendConnection(file, command)
+                self.backend = BackendConnection(self.kernel.connection_file, self.plan.command)
             return ProcessRun(held, await self.plan.here(lease, self.backend), self.backend, *sides)
         except OSError as error:
             await held.give_back()

@@ -39,18 +39,6 @@ class LaunchPlan:
     in_pod: Callable[[Mapping[str, Any]], KernelCommand]
 
 
-async def before(end: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
-    """Return what ``work`` returns, or None if ``end`` is done before that."""
-    task = asyncio.create_task(work)
-    whatever_first: set[asyncio.Future[Any]] = {end, task}
-    try:
-        await asyncio.wait(whatever_first, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() and not end.done() else None
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 class NotReadyError(Exception):
     """The real kernel does not run; the text says why, in a sentence."""
 
@@ -160,3 +148,15 @@ class KernelRun(abc.ABC):
         if self._relay is not None:
             self._relay.close()
         self.end.cancel()
+
+
+async def before(end: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what ``work`` returns, or None if ``end`` is done before that."""
+    task = asyncio.create_task(work)
+    whatever_first: set[asyncio.Future[Any]] = {end, task}
+    try:
+        await asyncio.wait(whatever_first, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() and not end.done() else None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
