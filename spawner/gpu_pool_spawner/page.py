@@ -17,8 +17,7 @@ from gpu_pool.courses import CourseFile
 from gpu_pool.courses.access import open_now
 from gpu_pool.courses.model import SliceOffer
 from gpu_pool_client import SliceRequest, format_memory
-from gpu_pool_client._drained import say_drained
-from gpu_pool_client._free import accepting, free_now
+from gpu_pool_client._free import accepting, free_now, say_drained
 from gpu_pool_client._requests import format_length
 from gpu_pool_spawner.choices import COURSE, OwnCourses
 from gpu_pool_spawner.pool_view import PoolSupply

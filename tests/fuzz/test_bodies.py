@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fuzz.corpus import kept
 from gpu_pool_client import GpuPoolError
+from gpu_pool_client._remote.bodies import error_of
 from gpu_pool_client._remote.exchange import ask
-from gpu_pool_client._remote.problems import error_of
 from support.examples import examples
 from support.service import ForkServer, Service
 

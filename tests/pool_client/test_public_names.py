@@ -30,6 +30,7 @@ PUBLIC = [
     "NeverFits",
     "NotAllowed",
     "Outlook",
+    "Place",
     "OverQuota",
     "PodPhase",
     "Pool",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_pool_client import Process
-from gpu_pool_client._remote.problems import error_of
+from gpu_pool_client._remote.bodies import error_of
 from support.pools import until
 from support.service import Service
 
@@ -21,7 +21,7 @@ from support.service import Service
 NOBODY, SOMEBODY = 65534, 64_999
 
 _CLIENT = """
-from gpu_pool_client._remote.problems import problem_of
+from gpu_pool_client._remote.bodies import problem_of
 
 async def act(pool):
 {body}

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_pool.audit.actors import Actor, asks
+from gpu_pool.audit.callers import Actor, asks
 from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable
 from gpu_pool_client._home import expanded
 from gpu_pool_client._log import EscapingLogger

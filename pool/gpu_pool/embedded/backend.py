@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Final
 from gpu_pool.audit.callers import Caller
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.devices.driver_check import DriverCheck
-from gpu_pool.embedded.device_finder import DeviceFinder
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer
 from gpu_pool.enforcement.machine import owned, unowned
@@ -20,7 +20,9 @@ from gpu_pool.settings import PoolSettings
 from gpu_pool.store import registration
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
-from gpu_pool_client import Device, Holder, Lease, Process, SliceRequest
+from gpu_pool.worker import Worker
+from gpu_pool_client import Device, Holder, Lease, PoolUnreachable, Process, SliceRequest
+from gpu_pool_client._log import get_logger
 from gpu_pool_client._processes import boot_id
 
 #: Seconds after which it is looked again for devices where there were none.
@@ -65,18 +67,11 @@ class LocalBackend(Backend):
         if max_age <= 0 and not found.devices and found.problems and self._finder.age > _AGAIN_AFTER:
             self._finder.forget()
             found = await self._finder.found()
-        faults = await self._faults(found, known, max_age, patience)
+        looked_at = known if found.is_broken or not found.devices else found.devices
+        real = [each for each in looked_at if found.by_driver and not each.simulated and not each.node]
+        faults = (await self._driver.faults(real, max_age, patience) or {}) if real else {}
         seen = self._seen
         return DevicesFound(found, seen[1] if seen and seen[0] is found else self._see(found), faults=faults)
-
-    async def _faults(
-        self, found: Inventory, known: Collection[Device], max_age: float, patience: float
-    ) -> Mapping[str, str]:
-        devices = known if found.is_broken or not found.devices else found.devices
-        real = [each for each in devices if found.by_driver and not each.simulated and not each.node]
-        if not real:
-            return {}
-        return await self._driver.faults(real, max_age, patience) or {}
 
     def _see(self, found: Inventory) -> SeenFrom:
         """Return what this process sees. A service's pool has what the service has, and nothing else."""
@@ -131,3 +126,94 @@ class LocalBackend(Backend):
         self._driver.close()
         self._finder.close()
         await self.enforcer.close()
+
+
+#: Seconds after which it is said that the driver is slow, and after which nobody waits any longer.
+_SLOW: Final = 5.0
+_PATIENCE: Final = 180.0
+#: Why the driver's first answer takes long, and what to do.
+_WHY_SLOW: Final = (
+    "Without persistence mode the driver sets up all GPUs anew whenever nobody uses them, which takes half a "
+    "minute and more where there are many. Have it switched on: sudo nvidia-smi -pm 1, or the service "
+    "nvidia-persistenced."
+)
+
+
+class DeviceFinder:
+    """Looks for devices in a thread of its own, and remembers what it found. Used from any event loop.
+
+    What is to wait for the store, or for whoever has locked it, is not held up by the driver.
+    """
+
+    def __init__(
+        self, find: Callable[[], Inventory], slow: float = _SLOW, patience: float = _PATIENCE
+    ) -> None:
+        self._find = find
+        self._slow, self._patience = slow, patience
+        #: What was found; None where it is to be found yet.
+        self.known: Inventory | None = None
+        self._worker: Worker | None = None
+        self._found_at = 0.0
+        self._is_told = False
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was found what there is."""
+        return time.monotonic() - self._found_at
+
+    async def found(self) -> Inventory:
+        """Return what there is.
+
+        Raises what finding it does, and ``PoolUnreachable`` where that does not end.
+        """
+        if self.known is not None:
+            return self.known
+        worker = self._worker = self._worker or Worker("gpu-pool-devices")
+        try:
+            return await worker.run(self._find_in_thread, self._slow)
+        except TimeoutError:
+            self._say_slow()
+        try:
+            return await worker.run(self._find_in_thread, self._patience - self._slow)
+        except TimeoutError as error:
+            raise _unanswered(self._patience) from error
+
+    def wait(self) -> Inventory:
+        """Block until it is known what there is, and return it; see :meth:`found`."""
+        if self.known is None:
+            worker = self._worker = self._worker or Worker("gpu-pool-devices")
+            try:
+                return worker.call(self._find_in_thread, self._patience)
+            except TimeoutError as error:
+                raise _unanswered(self._patience) from error
+        return self.known
+
+    def forget(self) -> None:
+        """Look again when it is asked for next."""
+        self.known = None
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
+    def _find_in_thread(self) -> Inventory:
+        if self.known is None:
+            self.known = self._find()
+            self._found_at = time.monotonic()
+        return self.known
+
+    def _say_slow(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            text = "The NVIDIA driver has not answered for %g seconds. %s"
+            get_logger().warning(text, self._slow, _WHY_SLOW)
+
+
+def _unanswered(seconds: float) -> PoolUnreachable:
+    return PoolUnreachable(
+        f"The NVIDIA driver has not answered for {seconds:g} seconds, so it is not known which GPUs there "
+        "are. Run nvidia-smi and see whether it does.",
+        _WHY_SLOW,
+    )

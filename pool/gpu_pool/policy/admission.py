@@ -19,8 +19,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
-from gpu_pool_client._drained import ask_about, say_drained
-from gpu_pool_client._free import accepts
+from gpu_pool_client._free import accepts, ask_about, say_drained
 from gpu_pool_client._requests import memory_in_words
 
 #: GPUs of which a message says how much is free.

@@ -18,8 +18,7 @@ from gpu_pool.policy.queue import Holding, Situation, Waiter, decide
 from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool.policy.reservations import Plans
 from gpu_pool_client import DeviceStatus, format_share
-from gpu_pool_client._drained import ask_about, say_drained
-from gpu_pool_client._free import accepts
+from gpu_pool_client._free import accepts, ask_about, say_drained
 from gpu_pool_client._requests import memory_in_words
 
 #: The futures that are played through, each with other holding times; evenly spread, not at random.

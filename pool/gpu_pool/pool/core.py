@@ -19,9 +19,8 @@ from gpu_pool.devices.inventory import Reading
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.pool.backend import Backend, DevicesFound, Taken
 from gpu_pool.pool.expected_waits import ExpectedWaits
-from gpu_pool.pool.reconciler import Reconciler
+from gpu_pool.pool.reconciler import SELDOM, PoolSteps, Reconciler
 from gpu_pool.pool.registry import DeviceRegistry
-from gpu_pool.pool.steps import SELDOM, PoolSteps
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import leases, records, registration
 from gpu_pool.store.context import StoreContext

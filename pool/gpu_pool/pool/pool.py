@@ -19,8 +19,8 @@ from gpu_pool.policy.revocation import effect_of
 from gpu_pool.pool.backend import Adapted, KernelHost
 from gpu_pool.pool.core import DRIVER_WITHIN, FRESH, SOON, PoolCore
 from gpu_pool.pool.for_caller import Guard, PoolForCaller
+from gpu_pool.pool.reconciler import SELDOM
 from gpu_pool.pool.registry import DeviceRegistry
-from gpu_pool.pool.steps import SELDOM
 from gpu_pool.store import leases, reclaim, records, registration, requests
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.lease_table import gone, lease_number
@@ -256,7 +256,7 @@ class Pool(Contract):
 
     async def report_busy(self, lease_id: str, spans: Sequence[tuple[float, float]]) -> None:
         """See ``Pool.report_busy``."""
-        await self.store.run(leases.report_busy, lease_id, tuple(spans))
+        await self.store.run(records.report_busy, lease_id, tuple(spans))
 
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""

@@ -10,8 +10,7 @@
     hub             who asks over TCP: the Hub says it, of the token that comes with the request
     tokens          what is known of tokens, and in which order the Hub is asked about others
     served_pool     the pool as it is served: who waits for its changes
-    decisions       what callers ask costs them, and the log of what is decided
-    rate_limits     how often each user may have something decided, and how much at once
+    decisions       what callers ask costs them, how much each may ask, and the log of what is decided
     heartbeats      leases of callers over TCP, which live while they are renewed
     lease_changes   wakes those who wait when something happens to their leases
     event_streams   pages that stay live by server-sent events

@@ -31,8 +31,8 @@ from gpu_pool_client import EndReason, NotAllowed
 from gpu_pool_client._operations import Operation
 from gpu_pool_client._pool import OPERATIONS
 from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.bodies import PROBLEM_TYPE, ProblemDocument
 from gpu_pool_client._remote.forms import WireField, form_of
-from gpu_pool_client._remote.problems import PROBLEM_TYPE, ProblemDocument
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.connections import ConnectionLimits, read_networks
 from gpu_pool.service.course_log import CourseLog
-from gpu_pool.service.decisions import CallLimits
+from gpu_pool.service.decisions import CallLimits, RatePerMinute
 from gpu_pool.service.event_streams import EventStreams, Snapshots, StreamLimits
 from gpu_pool.service.handler import InFlightRequests
 from gpu_pool.service.health import check_processes_are_seen
@@ -38,7 +38,6 @@ from gpu_pool.service.http_server import BACKLOG, LimitedServer, PeerServer, Ser
 from gpu_pool.service.hub import HubPlace, hub_place, named_by
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics
-from gpu_pool.service.rate_limits import RatePerMinute
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings, config_folders, load_settings

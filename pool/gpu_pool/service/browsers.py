@@ -24,7 +24,7 @@ from gpu_pool.service.hub import HubIdentity, HubPlace, UnknownToken
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import GpuPoolError
-from gpu_pool_client._remote.problems import ProblemDocument, problem_of
+from gpu_pool_client._remote.bodies import ProblemDocument, problem_of
 
 #: Where the Hub did not answer, or does not know the token by which the service completes logins.
 _NO_LOGIN_REMEDY: Final = (

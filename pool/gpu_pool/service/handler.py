@@ -25,7 +25,7 @@ from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.tokens import TooManyUnknown
 from gpu_pool_client import BadRequest, GpuPoolError, PoolUnreachable
 from gpu_pool_client._remote import bodies
-from gpu_pool_client._remote.problems import PROBLEM_TYPE, problem_of
+from gpu_pool_client._remote.bodies import PROBLEM_TYPE, problem_of
 
 M = TypeVar("M", bound=bodies.Body)
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from tornado.web import Finish, HTTPError
 
 from gpu_pool.service.connections import admit
+from gpu_pool.service.decisions import spread
 from gpu_pool.service.handler import Handler
 from gpu_pool.service.heartbeats import without_remote_processes
 from gpu_pool.service.hub import HubUnreachable
-from gpu_pool.service.rate_limits import spread
 from gpu_pool_client import (
     BadRequest,
     EndReason,

@@ -17,13 +17,10 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.reconciler import rest_after
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool_client import GpuPoolError, Lease, PoolStatus, PoolUnreachable
 from gpu_pool_client._values import Terms
-
-#: Rest after a look, in seconds and in times of what the look took: many decisions are looked at once.
-#: Never for longer than this, also where a look has stood still with its machine.
-_LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
 
 _UNREADABLE: Final = PoolUnreachable("The pool cannot be read.", "The service's log says why.")
 
@@ -200,11 +197,6 @@ class LeaseChanges:
 def without_end_time(lease: Lease) -> Lease:
     """Return a lease without its terms: every look works out anew, with other microseconds, when it ends."""
     return replace(lease, terms=Terms())
-
-
-def rest_after(took: float) -> float:
-    """Return for how many seconds to rest after a look that took so many."""
-    return min(max(_LEAST_REST, _REST_TIMES * took), _MOST_REST)
 
 
 def _wake(woken: asyncio.Future[bool], *, found: bool = False) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from gpu_pool.audit import Actor, AuditLog, asks
-from gpu_pool.store import beside, files, schema
+from gpu_pool.store import files, schema
 from gpu_pool.store.errors import NoSpace, StoreUnusable, as_unusable, check_room
 from gpu_pool.store.locks import FairLock, LivenessLocks
 from gpu_pool.store.schema import queries
@@ -116,7 +116,7 @@ class Database:
                 _create(path)
             files.check_owner(path)
             files.check_hard_links(path)
-            beside.check_lock(path)
+            files.check_lock(path)
             found = path.stat()
             #: How it is told whether the path is still this file's; a text, since each decision asks.
             self._name, self._file = str(path), (found.st_dev, found.st_ino)
@@ -127,7 +127,7 @@ class Database:
                 self._lock = opened.enter_context(contextlib.closing(FairLock(lock)))
                 self.liveness = opened.enter_context(contextlib.closing(LivenessLocks(lock)))
                 self._connection, self._is_frozen = self._connect_to_read()
-                opened.callback(beside.wipe, path, self._lock.file)
+                opened.callback(files.wipe, path, self._lock.file)
                 opened.callback(lambda: self._connection.close())
                 if self._connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                     raise sqlite3.DatabaseError("file is not a database")
@@ -303,19 +303,19 @@ class Database:
                 f"The pool's store, {self.path}, was {what} while it was in use.",
                 "Restart what uses the pool.",
             )
-        beside.check(self._beside, self.path)
+        files.check(self._beside, self.path)
 
     def keep(self, name: Path) -> None:
         """Decide nothing any more once another file has the name of this one."""
-        found = beside.file_id(name)
+        found = files.file_id(name)
         if found is not None:
             self._beside[str(name)] = found
 
     def _note_beside(self) -> None:
         """Note which files beside the store belong to it, all of which are there once it was read."""
-        self._beside = beside.in_use(self.path)
+        self._beside = files.in_use(self.path)
         if not self._is_frozen:
-            beside.write_down(self._beside, self.path, self._lock.file)
+            files.write_down(self._beside, self.path, self._lock.file)
 
     def _thaw(self) -> None:
         """Open the store anew where it could only be read, and only as it was at that moment."""
@@ -339,7 +339,7 @@ class Database:
             return _connect(self.path, "mode=ro&immutable=1"), True
 
     def _check_shared(self) -> None:
-        beside.check_shared(self.path, self._file, self._lock.file)
+        files.check_shared(self.path, self._file, self._lock.file)
 
     def _make_room(self) -> None:
         """Move the write-ahead log into the database, so that the next decision is written over it."""

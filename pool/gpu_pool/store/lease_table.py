@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gpu_pool.clock import Clock
-from gpu_pool.policy.sharing import Course, Sharing
+from gpu_pool.policy.sharing import Sharing
 from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool_client import (
@@ -27,7 +27,6 @@ from gpu_pool_client import (
     Place,
     Process,
     Slice,
-    SliceRequest,
     Terms,
     WhenIdle,
     parse_request,
@@ -125,6 +124,15 @@ class LeaseTable:
         course = self._sharing.courses.get(row["course"], self._sharing.default)
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
         request = read_request(row["request"])
+        terms = replace(
+            # Those with which it was granted; where none are kept, those of its course as it is.
+            course.terms(None) if row["terms"] is None else _read_terms(row["terms"]),
+            ends_at=ends_at,
+            in_pod=self._sharing.in_pods,
+            # Not as its course says: that allows for longer.
+            ends_as_asked=request.length is not None
+            and request.length == request.at_most(course.longest_lease),
+        )
         return Lease(
             id=row["id"],
             key=row["key"],
@@ -139,12 +147,7 @@ class LeaseTable:
             process=read_process(row["process"]) if row["process"] else None,
             position=position,
             place=Place() if row["outside"] else None,
-            terms=replace(
-                _terms(row["terms"], course),
-                ends_at=ends_at,
-                in_pod=self._sharing.in_pods,
-                ends_as_asked=_ends_as_asked(request, course),
-            ),
+            terms=terms,
             asked_back=EndReason(row["asked_back"]) if row["asked_back"] else None,
             failure=read_failure(row["failure"]) if row["failure"] else None,
             held_before=row["held_before"],
@@ -162,7 +165,10 @@ class LeaseTable:
             "memory_mib": sum(part.memory_mib for part in parts),
             "now": self._clock.wall(),
             "ends_by": None if longest is None else uptime + max(0.0, longest - row["held_before"]),
-            "terms": _write_terms(course),
+            # The terms with which a course grants a slice now, but for the end, which has a column.
+            "terms": json.dumps(
+                [course.idle_limit, course.when_idle.value, course.warn_before, course.keep_at_most]
+            ),
             "uptime": uptime,
             "deadline": uptime + self._attach_within,
             "deadline_reason": EndReason.NEVER_ATTACHED.value,
@@ -207,21 +213,6 @@ def read_process(text: str) -> Process:
     """Read what :func:`write_process` wrote."""
     pid, start, boot, namespace = text.split("/", 3)
     return Process(int(pid), int(start), boot, namespace)
-
-
-def _write_terms(course: Course) -> str:
-    """Write the terms with which a course grants a slice now, but for the end, which has a column."""
-    return json.dumps([course.idle_limit, course.when_idle.value, course.warn_before, course.keep_at_most])
-
-
-def _ends_as_asked(request: SliceRequest, course: Course) -> bool:
-    """Whether a lease's end follows from what was said with its request, and not from its course."""
-    return request.length is not None and request.length == request.at_most(course.longest_lease)
-
-
-def _terms(text: str | None, course: Course) -> Terms:
-    """Return the terms with which a slice was granted; where none are kept, those of its course as it is."""
-    return course.terms(None) if text is None else _read_terms(text)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpu_pool.policy import admission
 from gpu_pool.policy.queue import Waiter
-from gpu_pool.store import busy, reclaim
+from gpu_pool.store import reclaim
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.lease_table import plain, read_failure, write_failure, write_process
 from gpu_pool.store.resizing import with_length
@@ -208,12 +208,6 @@ def ask_back(store: StoreContext, lease_id: str, message: str, reason: EndReason
                 "asked-back", row, (), {"reason": reason.value, "message": message or None}
             )
         return store.leases.lease(lease_id)
-
-
-def report_busy(store: StoreContext, lease_id: str, spans: Sequence[busy.Span]) -> None:
-    """Keep when a lease's kernel worked; see ``Pool.report_busy``."""
-    with store.db.transaction(store.give_up_at):
-        busy.add(store.db, store.leases.row(lease_id)["number"], spans)
 
 
 def has_manager(store: StoreContext, lease_id: str) -> bool:

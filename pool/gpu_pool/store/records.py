@@ -1,19 +1,25 @@
-"""What is kept beside the leases that live: history, versions of course files, starts of nodes."""
+"""What is kept beside the leases that live: history, when kernels worked, course files, starts of nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
 
 from gpu_pool.policy.sharing import CourseVersion
-from gpu_pool.store import busy
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.history import HistorySize
-from gpu_pool_client import EndedLease
+from gpu_pool_client import BadRequest, EndedLease
 
 #: Starts that are kept of each group of nodes, the latest, and versions of each course.
 _MOST_STARTS: Final = 20
 MOST_VERSIONS: Final = 100
+#: Unix seconds of a begin, and seconds.
+Span: TypeAlias = tuple[float, float]
+#: Spans that are kept of one lease, and those that are read at once.
+_MOST_OF_LEASE: Final = 10_000
+_MOST_READ: Final = 1_000_000
 
 
 def history(store: StoreContext, since: float, user: str | None = None) -> list[EndedLease]:
@@ -22,10 +28,32 @@ def history(store: StoreContext, since: float, user: str | None = None) -> list[
         return store.history.read(since, user)
 
 
-def busy_times(store: StoreContext, since: float) -> dict[str, tuple[busy.Span, ...]]:
+def report_busy(store: StoreContext, lease_id: str, spans: Iterable[Span]) -> None:
+    """Keep when a lease's kernel worked, as long as the history keeps the lease; see ``Pool.report_busy``.
+
+    A span with a begin that is known replaces that one. Too many are left out.
+    """
+    with store.db.transaction(store.give_up_at):
+        number = store.leases.row(lease_id)["number"]
+        kept = int(store.db.one("busy_of_lease", number=number)[0])
+        for began, seconds in spans:
+            if not (math.isfinite(began) and math.isfinite(seconds) and seconds >= 0):
+                raise BadRequest(
+                    f"A kernel cannot have been busy at {began} for {seconds} s.",
+                    "Accepted: Unix seconds, and seconds.",
+                )
+            if kept < _MOST_OF_LEASE:
+                store.db.run("add_busy", {"number": number, "began": began, "seconds": seconds})
+                kept += 1
+
+
+def busy_times(store: StoreContext, since: float) -> dict[str, tuple[Span, ...]]:
     """Return when the kernels of leases worked that have ended since then; see ``Pool.busy_times``."""
+    found: dict[str, list[Span]] = defaultdict(list)
     with store.db.snapshot():
-        return busy.read(store.db, since)
+        for row in store.db.run("busy_times", {"since": since, "most": _MOST_READ}).fetchall():
+            found[row["id"]].append((row["began"], row["seconds"]))
+    return {lease: tuple(spans) for lease, spans in found.items()}
 
 
 def history_size(store: StoreContext) -> HistorySize:

@@ -1,8 +1,7 @@
 """Pools that another process serves: ``gpu-pool serve``, on a Unix socket or behind a JupyterHub.
 
-Service and client share one definition of what travels between them, ``bodies``
-and ``problems``. tornado and pydantic are imported here and in the service
-only, by the first ``connect`` to such a pool: importing ``gpu_pool_client``
+Service and client share one definition of what travels between them, ``bodies``. tornado and pydantic are
+imported here and in the service only, by the first ``connect`` to such a pool: importing ``gpu_pool_client``
 costs neither.
 """
 

@@ -19,11 +19,11 @@ from gpu_pool_client._errors import GpuPoolError, NotAllowed, OverQuota, PoolUnr
 from gpu_pool_client._operations import operation_of
 from gpu_pool_client._pool import Pool
 from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.bodies import error_of
 from gpu_pool_client._remote.endpoints import Endpoint, explain, is_soon_over, was_not_heard
 from gpu_pool_client._remote.exchange import ServiceAnswer
 from gpu_pool_client._remote.forms import Form, form_of
 from gpu_pool_client._remote.heartbeat import lease_heartbeat
-from gpu_pool_client._remote.problems import error_of
 from gpu_pool_client._requests import SliceRequest
 from gpu_pool_client._values import EndReason, Holder, KernelPod, Lease, LeaseState
 

@@ -17,8 +17,8 @@ from gpu_pool_client._errors import BadRequest, PoolUnreachable
 from gpu_pool_client._home import expanded
 from gpu_pool_client._pool import split_url
 from gpu_pool_client._remote import bodies
+from gpu_pool_client._remote.bodies import PROBLEM_TYPE
 from gpu_pool_client._remote.exchange import NotConnectedError, ServerAddress, ServiceAnswer, Where, ask
-from gpu_pool_client._remote.problems import PROBLEM_TYPE
 
 _NAME: Final = "gpu-pool/gpu-pool.sock"
 #: The socket of a machine's service, which root runs.

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.devices import Inventory
 from gpu_pool.devices.nvml import read_all
-from gpu_pool.embedded.device_finder import DeviceFinder
+from gpu_pool.embedded.backend import DeviceFinder
 from gpu_pool.embedded.pool import local_pool
 from gpu_pool_client import PoolUnreachable
 from support.pools import V100

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool.pool.reconciler import rest_after
+from gpu_pool.service.decisions import spread
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool.service.lease_changes import LeaseChanges, rest_after
-from gpu_pool.service.rate_limits import spread
+from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import Holder, Lease, LeaseState, Pool, parse_request
 from support.pools import embedded, take
 

@@ -33,10 +33,10 @@ from gpu_pool_client import (
     connect,
 )
 from gpu_pool_client._operations import OWNERS, Http, operation
+from gpu_pool_client._remote.bodies import error_of, problem_of
 from gpu_pool_client._remote.client import RemotePool, RetryTimes
 from gpu_pool_client._remote.endpoints import SYSTEM_SOCKET, unix_endpoint
 from gpu_pool_client._remote.exchange import ask
-from gpu_pool_client._remote.problems import error_of, problem_of
 from support.open_files import connections_to
 from support.pools import embedded, eventually, key, take, until
 from support.service import ForkServer, Service, serving

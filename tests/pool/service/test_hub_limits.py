@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.service.hub import HubUser
+from gpu_pool_client._remote.bodies import PROBLEM_TYPE
 from gpu_pool_client._remote.exchange import ask
-from gpu_pool_client._remote.problems import PROBLEM_TYPE
 from support.hub import PREFIX, Hub, HubService, serving_hub
 from support.pools import until
 from support.service import ForkServer, is_closed

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import GpuPoolError, Holder, LeaseGone, LeaseState, OverQuota, Pool, connect
+from gpu_pool_client._remote.bodies import PROBLEM_TYPE
 from gpu_pool_client._remote.exchange import ask
-from gpu_pool_client._remote.problems import PROBLEM_TYPE
 from support.pools import take, until
 from support.service import ForkServer, Service, is_closed, serving
 

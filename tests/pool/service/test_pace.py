@@ -13,9 +13,9 @@ import pytest
 
 from gpu_pool.audit.callers import Caller
 from gpu_pool.pool.pool import Pool as GpuPool
+from gpu_pool.service.decisions import RatePerMinute
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
-from gpu_pool.service.rate_limits import RatePerMinute
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     EndedLease,

@@ -32,7 +32,7 @@ from gpu_pool.service.dashboard.live_pages import DashboardPage
 from gpu_pool.service.dashboard.pool_view import PageTime, memory, moment, request_text
 from gpu_pool.service.handler import audit_refusal
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_duration
-from gpu_pool_client._remote import problems as documents
+from gpu_pool_client._remote import bodies
 
 #: Changes on one page of the history.
 _CHANGES: Final = 10
@@ -141,7 +141,7 @@ class EditPage(DashboardPage):
         self, error: GpuPoolError, form: _Form, now: CourseFileNow, *, wants_save: bool
     ) -> CourseFileNow:
         """Say why nothing was done, beside what was typed; return the file as it is."""
-        self.set_status(documents.problem_of(error).status)
+        self.set_status(bodies.problem_of(error).status)
         if isinstance(error, ChangedMeanwhile):
             self.set_status(HTTPStatus.CONFLICT)
             form.notice, form.theirs, form.seen = str(error), error.now.text, error.now.digest
@@ -195,7 +195,7 @@ class EditPage(DashboardPage):
         text = self.get_query_argument(name, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
 
-    def show_error(self, problem: documents.ProblemDocument) -> None:
+    def show_error(self, problem: bodies.ProblemDocument) -> None:
         """Show an error, and with it what was typed, which the browser may not know any more."""
         typed = self._typed.decode("utf-8", "replace")
         title, message, remedy = problem.title, problem.message, problem.remedy

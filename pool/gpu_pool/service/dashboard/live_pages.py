@@ -18,11 +18,11 @@ from gpu_pool.service.browsers import BrowserPage
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.other_ways import OtherWays
 from gpu_pool.service.dashboard.pool_view import Mark, Viewer, describe_changes, marks
+from gpu_pool.service.decisions import ConcurrencyLimit
 from gpu_pool.service.event_streams import EventStreams, Snapshot, StreamingHandler
 from gpu_pool.service.hub import HubUnreachable
-from gpu_pool.service.rate_limits import ConcurrencyLimit
 from gpu_pool_client import NotAllowed
-from gpu_pool_client._remote.problems import ProblemDocument
+from gpu_pool_client._remote.bodies import ProblemDocument
 
 
 @dataclass(frozen=True, slots=True)
