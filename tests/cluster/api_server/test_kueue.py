@@ -30,7 +30,7 @@ from support.clusters import hami
 from support.control_plane import Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, notebook, running, until_pod, volume
 from support.kueue import GROUP, serving
-from support.pools import until
+from support.pools import eventually, until
 
 NAME = "kueue-stand-in"
 FULL = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpumem"
@@ -138,14 +138,19 @@ async def queued(pool: Pool, number: int) -> Lease:
 
 async def test_kernels_wait_for_kueue_run_and_are_evicted(pool: Pool, kueue: Cluster, namespace: str) -> None:
     first, second = await queued(pool, 1), await queued(pool, 2)
+
+    async def is_held() -> bool:
+        return (await pool.get_lease(first.id)).state is LeaseState.HELD
+
     assert (await pool.get_lease(first.id)).state is LeaseState.PARKED
     name = f"gpu-pool-{first.id}-1"
     assert kueue.get("pod", "-n", namespace, name)["metadata"]["labels"][QUEUE_LABEL] == "gpu-pool-ml"
     say(kueue, namespace, name, FULL)
     await until_pod(pool, first.id, lambda pod: FULL in pod.message)
+    assert FULL in (await pool.explain(first.id)).why
     admit(kueue, namespace, name)
     assert (await running(pool, first.id)).address
-    await until(lambda: backend_of(pool).kernels.is_queued(first.id) is False)
+    await eventually(is_held)
     assert (await pool.pod(second.id)).phase is PodPhase.QUEUED
     evict(kueue, namespace, name)
     with pytest.raises(LeaseGone, match=EVICTED):
