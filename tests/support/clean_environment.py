@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, MutableMapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 #: What the pool, Jupyter and what they run read, by the beginnings of the names.
@@ -39,6 +39,9 @@ _OURS: Final = (
     *("gpu_pool", "gpu_pool_client", "gpu_pool_kernels", "gpu_pool_provisioner", "gpu_pool_spawner"),
     "support",
 )
+#: A folder of thousands of files, which nobody writes to: linked. All others are copied, file by file, for
+#: Jupyter serves nothing that leads out of its folders.
+_LINKED: Final = "share/jupyterhub/static"
 #: Names the folder of the environment to the processes that run in it.
 MARK: Final = "FOLDER_OF_THE_TESTS_ENVIRONMENT"
 #: A cluster that the tester wants the tests in tests/cluster/api_server to use; nobody else sees it.
@@ -138,7 +141,10 @@ def make(folder: Path) -> None:
         if name.startswith("bin/"):
             _write_script(place, file)
         else:
-            shutil.copyfile(file, place)  # not a link: Jupyter serves nothing that leads out of its folders
+            shutil.copyfile(file, place)
+    if (there := Path(sys.prefix, _LINKED)).is_dir():
+        (folder / _LINKED).parent.mkdir(parents=True, exist_ok=True)
+        (folder / _LINKED).symlink_to(there)
 
 
 def _configuration() -> str:
@@ -153,11 +159,13 @@ def _installed_files() -> Iterator[tuple[str, Path]]:
     """Yield what packages have installed beside their modules: the name there, and the file."""
     for distribution in importlib.metadata.distributions():
         for name in distribution.files or ():
-            parts = [part for part in PurePosixPath(name).parts if part != ".."]
-            file = Path(str(distribution.locate_file(name)))
+            parts = [part for part in name.parts if part != ".."]
             beside = name.parts[0] == ".." and parts[0] in ("bin", "etc", "share")
-            if beside and name.suffix != ".map" and file.is_file():  # maps are large, and for debuggers
-                yield "/".join(parts), file
+            short = "/".join(parts) if beside and name.suffix != ".map" else ""  # maps are for debuggers
+            if short and not short.startswith(f"{_LINKED}/"):
+                file = Path(str(distribution.locate_file(name)))
+                if file.is_file():
+                    yield short, file
 
 
 def _write_script(place: Path, file: Path) -> None:
