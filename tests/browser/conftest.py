@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Browser, Page
 
-from support.browsers import chromium
+from support.browsers import PATIENCE, SCREENSHOTS, browser, chromium, picture
 from support.lab import SIZES, Lab, environment, running_lab
 
-__all__ = ["chromium"]
-
-#: If set, the folder that pictures for the documentation are written to.
-SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-quic",
-    "--no-first-run",
-]
-#: Milliseconds in which whatever a test waits for happens, or the test fails.
-PATIENCE = 120_000
+__all__ = ["browser", "chromium"]
 
 Snap = Callable[[str], Awaitable[None]]
 
@@ -68,17 +53,19 @@ async def lab(
 
 
 @pytest.fixture
-async def page(chromium: str, lab: Lab) -> AsyncIterator[Page]:
-    """JupyterLab's launcher, in a fresh browser."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
-        page = await browser.new_page(viewport={"width": 1100, "height": 700}, device_scale_factor=2)
-        page.set_default_timeout(PATIENCE)
-        expect.set_options(timeout=PATIENCE)
-        await page.goto(lab.url)
-        await page.locator(".jp-LauncherCard").first.wait_for()
-        yield page
-        await browser.close()
+async def new_page(browser: Browser) -> Page:
+    """A page that has not been anywhere."""
+    page = await browser.new_page(viewport={"width": 1100, "height": 700}, device_scale_factor=2)
+    page.set_default_timeout(PATIENCE)
+    return page
+
+
+@pytest.fixture
+async def page(new_page: Page, lab: Lab) -> Page:
+    """JupyterLab's launcher."""
+    await new_page.goto(lab.url)
+    await new_page.locator(".jp-LauncherCard").first.wait_for()
+    return new_page
 
 
 @pytest.fixture
@@ -86,9 +73,8 @@ def snap(page: Page) -> Snap:
     """Write a picture of the page for the documentation, if that is asked for."""
 
     async def write(name: str) -> None:
-        folder = os.environ.get(SCREENSHOTS)
-        if folder:
+        if SCREENSHOTS:
             await page.mouse.move(0, 0)
-            await page.screenshot(path=Path(folder, name), animations="disabled")
+        await picture(page, name)
 
     return write

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -14,13 +13,12 @@ import pytest
 from playwright.async_api import expect
 
 from gpu_pool_client import LeaseState, Process
+from support.browsers import SCREENSHOTS, picture
 from support.dashboard import ADMIN, Site, courses_of, showing
-from support.looking import PHONE, TOO_FAINT, TOO_WIDE, Open, browser, live, look, press_until
+from support.looking import PHONE, TOO_FAINT, TOO_WIDE, Open, live, look, press_until
 
-__all__ = ["browser", "look"]
+__all__ = ["look"]
 
-#: If set, the folder that pictures for the documentation are written to.
-SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
 #: What a wide table is about, where that is not to be read whole without moving it.
 CUT_CAPTIONS = """() => [...document.querySelectorAll("caption")]
     .filter(each => each.getBoundingClientRect().right > innerWidth).map(each => each.textContent)"""
@@ -164,10 +162,9 @@ async def test_an_administrator_finds_what_four_gpus_more_would_have_done(site: 
     await expect(page.locator("main")).to_contain_text("Simulated: 34 leases and 102 cells on 7 GPUs.")
     ways = ["reservation", "idle limit 15 min", "yield after 1 min, when somebody waits", "per cell"]
     await expect(page.locator("tbody th")).to_have_text(ways)
-    if folder := os.environ.get(SCREENSHOTS):
-        await page.screenshot(path=Path(folder, "other-ways.png"), full_page=True)
-        await page.set_viewport_size(PHONE)
-        await page.screenshot(path=Path(folder, "other-ways-phone.png"), full_page=True)
+    await picture(page, "other-ways.png", full_page=True)
+    await page.set_viewport_size(PHONE)
+    await picture(page, "other-ways-phone.png", full_page=True)
 
 
 async def test_below_the_history_are_round_times_of_the_reader_s_clock(site: Site, look: Open) -> None:
@@ -219,7 +216,7 @@ def have_had_a_week(site: Site) -> None:
         )
 
 
-@pytest.mark.skipif(SCREENSHOTS not in os.environ, reason="no pictures are asked for")
+@pytest.mark.skipif(not SCREENSHOTS, reason="no pictures are asked for")
 async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
     await fill(site)
     have_had_a_week(site)
@@ -237,4 +234,4 @@ async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
         page = await look(path, user, **how)
         if path in ("", "admin"):
             await live(page)
-        await page.screenshot(path=Path(os.environ[SCREENSHOTS], name), full_page=path != "history")
+        await page.screenshot(path=Path(SCREENSHOTS, name), full_page=path != "history")

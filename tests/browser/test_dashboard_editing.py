@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Dialog, Page, expect
 
+from support.browsers import SCREENSHOTS
 from support.dashboard import Site, showing
-from support.looking import PHONE, TOO_FAINT, TOO_WIDE, Open, browser, live, look, press_until
+from support.looking import PHONE, TOO_FAINT, TOO_WIDE, Open, live, look, press_until
 
-__all__ = ["browser", "look"]
+__all__ = ["look"]
 
-SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
 COURSE = """\
 # The practicals are in room 4.
 title: Introduction to Machine Learning
@@ -165,9 +164,9 @@ async def test_a_comment_that_turns_what_follows_is_read_as_it_is(site: Site, lo
     assert not {"\u202e", "\u2066"} & {*read}
 
 
-@pytest.mark.skipif(SCREENSHOTS not in os.environ, reason="no pictures are asked for")
+@pytest.mark.skipif(not SCREENSHOTS, reason="no pictures are asked for")
 async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
-    folder = Path(os.environ[SCREENSHOTS])
+    folder = Path(SCREENSHOTS)
     page = await look(EDIT, "turing", viewport={"width": 1000, "height": 900})
     await edit(page, MORE, "Save")
     await page.locator("#students").fill("60")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Browser, Page, expect
 
 from gpu_pool_client import Holder, Process, connect, parse_request
 from support.front import front
@@ -25,7 +25,7 @@ async def log_in(page: Page, address: str, user: str) -> None:
 
 
 async def test_a_student_and_an_administrator_log_in_at_the_hub(
-    chromium: str, children: ForkServer, hub: Hub, tmp_path: Path
+    browser: Browser, children: ForkServer, hub: Hub, tmp_path: Path
 ) -> None:
     courses = tmp_path / "courses"
     courses.mkdir()
@@ -34,16 +34,11 @@ async def test_a_student_and_an_administrator_log_in_at_the_hub(
     async with (
         serving_hub(children, hub, tmp_path / "pool", settings) as served,
         front(hub.port, hub.service_port, PREFIX) as address,
-        async_playwright() as playwright,
         connect(served.service.url) as pool,
     ):
         # Who runs the service holds it: over the socket this is the user of these tests.
         lease = await pool.request(parse_request("20%"), Holder("", "ml", "train.py"), "key")
         await pool.attach(lease.id, Process.current())
-        browser = await playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
-        )
-        expect.set_options(timeout=120_000)
         student, admin = [await (await browser.new_context()).new_page() for _ in range(2)]
         await log_in(student, address, "ada")
         await expect(student.locator("#devices")).to_contain_text("ml 20%, 6.4 GiB, 1 slice")
@@ -60,4 +55,3 @@ async def test_a_student_and_an_administrator_log_in_at_the_hub(
         await expect(student.locator("#devices")).not_to_contain_text("ml 20%")
         await admin.get_by_role("link", name="History").click()
         await expect(admin.locator("table").last).to_contain_text("The exam begins at ten.")
-        await browser.close()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
 
+from browser.conftest import Snap
 from support.jupyter_env import eventually
 from support.lab import Lab
 from support.notebook import NAMES, card, choose, run_cell, start_notebook
-
-Snap = Callable[[str], Awaitable[None]]
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 

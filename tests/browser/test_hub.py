@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, Page, expect
 
+from support.browsers import picture
 from support.hub_with_proxy import need_proxy
 from support.jupyter_env import eventually
 from support.notebook import card
@@ -19,7 +20,6 @@ from support.ports import free_ports
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
-SCREENSHOTS = "GPU_POOL_SCREENSHOTS"
 PORTS = ("PORT", "HUB_PORT", "PROXY_PORT", "SERVICE_PORT")
 
 
@@ -101,55 +101,43 @@ async def teach(browser: Browser, hub: str) -> None:
         await page.context.close()
 
 
-async def snap(page: Page, name: str) -> None:
-    folder = os.environ.get(SCREENSHOTS)
-    if folder:
-        await page.screenshot(path=Path(folder, name), animations="disabled")
+async def test_a_class_on_the_pool(browser: Browser, hub: str) -> None:
+    # The student starts a server for the course, and a kernel on 2% of the GPU.
+    student = await visit(browser, hub, "ada", "/hub/spawn")
+    await expect(student.get_by_text("Introduction to Machine Learning")).to_be_visible()
+    await expect(student.get_by_text("Theses and projects")).to_have_count(0)
+    await student.get_by_role("button", name="Start").click()
+    await student.wait_for_url("**/lab**")
+    await card(student, "Python 3 (GPU 2%)").click()
+    await until_idle(student, "Python 3 (GPU 2%)")
+    cell = student.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
+    await cell.click()
+    await student.keyboard.type("%gpu")
+    await student.keyboard.press("Shift+Enter")
+    output = student.locator(".jp-OutputArea-output").first
+    await expect(output).to_contain_text("655 MiB granted")
+    await picture(student, "hub-notebook.png")
+    await teach(browser, hub)
+    # The administrator sees it, and takes it back with a reason that the student reads.
+    admin = await visit(browser, hub, "hopper", "/services/gpu-pool/")
+    await expect(admin.locator("#devices")).to_contain_text("intro 2%")
+    await picture(admin, "hub-dashboard.png")
+    await admin.locator("a", has_text="Administration").click()
+    await admin.locator("#leases a", has_text="Revoke").first.click()
+    await admin.get_by_label("Reason").fill("The exam begins at ten.")
+    # On a simulated GPU nothing of CUDA's can be lost: the kernel lives on, and its next cell says why.
+    await expect(admin.get_by_text("it lives on with its variables")).to_be_visible()
+    await admin.get_by_role("button", name="Revoke this slice now").click()
+    await expect(admin.locator(".said")).to_contain_text("Its kernel lives on")
+    told = student.locator(".jp-OutputArea-output", has_text="The exam begins at ten.")
 
-
-async def test_a_class_on_the_pool(chromium: str, hub: str) -> None:
-    expect.set_options(timeout=120_000)
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
-        )
-        # The student starts a server for the course, and a kernel on 2% of the GPU.
-        student = await visit(browser, hub, "ada", "/hub/spawn")
-        await expect(student.get_by_text("Introduction to Machine Learning")).to_be_visible()
-        await expect(student.get_by_text("Theses and projects")).to_have_count(0)
-        await student.get_by_role("button", name="Start").click()
-        await student.wait_for_url("**/lab**")
-        await card(student, "Python 3 (GPU 2%)").click()
-        await until_idle(student, "Python 3 (GPU 2%)")
-        cell = student.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
+    async def reads_why() -> bool:
+        # What stands in front of the kernel hears of it a moment later: until then a cell may still run.
         await cell.click()
-        await student.keyboard.type("%gpu")
+        await student.keyboard.type("1 + 1")
         await student.keyboard.press("Shift+Enter")
-        output = student.locator(".jp-OutputArea-output").first
-        await expect(output).to_contain_text("655 MiB granted")
-        await snap(student, "hub-notebook.png")
-        await teach(browser, hub)
-        # The administrator sees it, and takes it back with a reason that the student reads.
-        admin = await visit(browser, hub, "hopper", "/services/gpu-pool/")
-        await expect(admin.locator("#devices")).to_contain_text("intro 2%")
-        await snap(admin, "hub-dashboard.png")
-        await admin.locator("a", has_text="Administration").click()
-        await admin.locator("#leases a", has_text="Revoke").first.click()
-        await admin.get_by_label("Reason").fill("The exam begins at ten.")
-        # On a simulated GPU nothing of CUDA's can be lost: the kernel lives on, and its next cell says why.
-        await expect(admin.get_by_text("it lives on with its variables")).to_be_visible()
-        await admin.get_by_role("button", name="Revoke this slice now").click()
-        await expect(admin.locator(".said")).to_contain_text("Its kernel lives on")
-        told = student.locator(".jp-OutputArea-output", has_text="The exam begins at ten.")
+        await expect(student.locator(".jp-InputPrompt", has_text="[*]")).to_have_count(0)
+        return bool(await told.count())
 
-        async def reads_why() -> bool:
-            # What stands in front of the kernel hears of it a moment later: until then a cell may still run.
-            await cell.click()
-            await student.keyboard.type("1 + 1")
-            await student.keyboard.press("Shift+Enter")
-            await expect(student.locator(".jp-InputPrompt", has_text="[*]")).to_have_count(0)
-            return bool(await told.count())
-
-        await eventually(reads_why)
-        await snap(student, "hub-revoked.png")
-        await browser.close()
+    await eventually(reads_why)
+    await picture(student, "hub-revoked.png")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
 
+from browser.conftest import Snap
 from gpu_pool_client import Holder, LeaseState, connect, parse_request
 from support.lab_extension import extension, hold, inaccessible, panel, release, status, told
 from support.notebook import card, run_cell, start_notebook
 
 __all__ = ["extension"]
-
-Snap = Callable[[str], Awaitable[None]]
 
 pytestmark = [
     pytest.mark.browser,

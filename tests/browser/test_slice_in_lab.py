@@ -8,21 +8,19 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, Request, WebSocket, WebSocketRoute, async_playwright, expect
+from playwright.async_api import Page, Request, WebSocket, WebSocketRoute, expect
 
-from browser.conftest import OPTIONS, PATIENCE, SCREENSHOTS
+from browser.conftest import Snap
+from support.browsers import picture
 from support.lab import Lab
 from support.lab_extension import course, extension, hold, inaccessible, panel, release, set_up, status, told
 from support.notebook import NAMES, card, choose, run_cell, start_notebook
 
 __all__ = ["course", "extension"]
-
-Snap = Callable[[str], Awaitable[None]]
 
 pytestmark = [
     pytest.mark.browser,
@@ -162,18 +160,6 @@ class Traffic:
     def _socket(self, socket: WebSocket) -> None:
         if "gpu-pool/api" in socket.url:
             self.asked.append("socket")
-
-
-@pytest.fixture
-async def new_page(chromium: str) -> AsyncIterator[Page]:
-    """A page that has not been anywhere."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
-        page = await browser.new_page(viewport={"width": 1100, "height": 700}, device_scale_factor=2)
-        page.set_default_timeout(PATIENCE)
-        expect.set_options(timeout=PATIENCE)
-        yield page
-        await browser.close()
 
 
 async def open_and_run(page: Page, lab: Lab, kernel: str) -> None:
@@ -391,5 +377,4 @@ async def test_memory_is_drawn_where_it_is_measured(new_page: Page, lab: Lab) ->
     assert line is not None
     assert line.count("L") == 5
     assert await inaccessible(new_page, ".jp-GpuSlice-panel", ".jp-GpuSlice-item") == []
-    if folder := os.environ.get(SCREENSHOTS):
-        await new_page.screenshot(path=Path(folder, "slice-memory.png"))
+    await picture(new_page, "slice-memory.png")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 
 import pytest
 from playwright.async_api import Locator, Page, Request, expect
 
+from browser.conftest import Snap
 from support.jupyter_env import eventually
 from support.lab import Lab
 from support.lab_extension import course, extension, hold, inaccessible, release, status
 from support.notebook import NAMES, card, choose, run_cell, start_notebook
 
 __all__ = ["course", "extension"]
-
-Snap = Callable[[str], Awaitable[None]]
 
 pytestmark = [
     pytest.mark.browser,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import nbformat
 import pytest
 from playwright.async_api import Page, expect
 
+from browser.conftest import Snap
 from gpu_pool_client import Holder, LeaseState, connect, parse_request
 from gpu_pool_provisioner.wait_notices import MARK
 from support.jupyter_env import eventually
@@ -19,8 +19,6 @@ from support.lab_extension import extension
 from support.notebook import NAMES, choose, run_cell, start_notebook
 
 __all__ = ["extension"]
-
-Snap = Callable[[str], Awaitable[None]]
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 _, _, HALF, WHOLE = NAMES

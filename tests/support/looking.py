@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
+from playwright.async_api import Browser, ConsoleMessage, Page, expect
 
 from support.dashboard import Site
 
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 PHONE = {"width": 320, "height": 640}
 #: How far the page is wider than the window.
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -44,14 +43,6 @@ TOO_FAINT = """() => {
 Open = Callable[..., Awaitable[Page]]
 
 
-@pytest.fixture
-async def browser(chromium: str) -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
-        yield browser
-        await browser.close()
-
-
 def is_complaint(page: Page, told: ConsoleMessage) -> bool:
     """Whether something is wrong with a page; that it is itself a refusal is not."""
     return told.type == "error" and told.location["url"] != page.url
@@ -61,7 +52,6 @@ def is_complaint(page: Page, told: ConsoleMessage) -> bool:
 async def look(browser: Browser, site: Site) -> AsyncIterator[Open]:
     """Open a page as somebody; whatever the browser complains of fails the test."""
     complaints: list[str] = []
-    expect.set_options(timeout=120_000)
 
     async def look(path: str, user: str, **how: Any) -> Page:
         how = {

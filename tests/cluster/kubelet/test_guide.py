@@ -15,13 +15,12 @@ from playwright.async_api import Browser, expect
 from tornado.httpclient import AsyncHTTPClient
 
 from support import installation
-from support.browsers import chromium
+from support.browsers import browser, chromium
 from support.frontend import Cell
 from support.images import name_of
 from support.installation import NAMESPACE, PASSWORD, Installation, installing
 from support.jupyter_env import eventually
 from support.kubelet import NODE, RealCluster
-from support.looking import browser
 from support.notebook import NAMES, run_cell, start_notebook
 from support.student import LONG, Student, Visit
 
