@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -15,7 +15,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.holding_times import FEWEST, HoldingTimes
 from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue import Holding, Situation, Waiter, decide
-from gpu_pool.policy.queue_state import HoldingTime, Rules
+from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.reservations import Plans
 from gpu_pool_client import DeviceStatus, format_share
 from gpu_pool_client._free import accepts, ask_about, say_drained
@@ -31,14 +31,6 @@ _MOST_EVENTS: Final = 400
 #: The fractional parts of its multiples are spread evenly, and differ from neighbour to neighbour.
 _SPREAD: Final = 0.6180339887498949
 _BATCH: Final = "This request is batch work: it comes after everybody who sits at a notebook."
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastInput:
-    """What expected waits are worked out from."""
-
-    now: Situation
-    holding_times: Sequence[HoldingTime]
 
 
 def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -> str:
@@ -63,32 +55,27 @@ def explain(number: int, now: Situation, drained: Sequence[DeviceStatus] = ()) -
     return " ".join(filter(None, sentences))
 
 
-def expected_wait(
-    number: int, now: Situation, holding_times: Sequence[HoldingTime]
-) -> tuple[float, float] | None:
+def expected_wait(number: int, now: Situation) -> tuple[float, float] | None:
     """Return (likely soonest, likely latest) in seconds from now for one waiter, None if nothing is known."""
-    return _expected(now, holding_times, [number]).get(number)
+    return _expected(now, [number]).get(number)
 
 
-def expected_waits(now: Situation, holding_times: Sequence[HoldingTime]) -> dict[int, tuple[float, float]]:
+def expected_waits(now: Situation) -> dict[int, tuple[float, float]]:
     """Return (likely soonest, likely latest) in seconds from now, by waiter's number, where known.
 
-    ``holding_times`` are of leases that have ended, the most recent first. What is
-    held is supposed to last as long as those of these that lasted as long as it
-    has by now, of the same course and size where there are enough; then the queue is
+    What is held is supposed to last as long as those of these that lasted as long as it
+    has by now (``now.history``), of the same course and size where there are enough; then the queue is
     run forward with ``decide``. Nobody new is supposed to come. Whoever would have to
     wait for a lease that has outlasted all that are known is told nothing.
     """
-    return _expected(now, holding_times, [waiter.number for waiter in now.queue])
+    return _expected(now, [waiter.number for waiter in now.queue])
 
 
-def _expected(
-    now: Situation, holding_times: Sequence[HoldingTime], numbers: Sequence[int]
-) -> dict[int, tuple[float, float]]:
+def _expected(now: Situation, numbers: Sequence[int]) -> dict[int, tuple[float, float]]:
     """Return the waits of these, following each future until all of them have been granted something."""
-    if len(holding_times) < FEWEST:
+    if len(now.history) < FEWEST:
         return {}
-    known = HoldingTimes(holding_times, now.holdings, now.now)
+    known = HoldingTimes(now.history, now.holdings, now.now)
     waits: dict[int, list[float]] = {number: [] for number in numbers}
     for future in range(_FUTURES):
         left = set(numbers)

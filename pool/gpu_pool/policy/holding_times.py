@@ -12,6 +12,9 @@ from gpu_pool.policy.queue_state import Holding, HoldingTime
 
 #: Fewer known holding times than this tell nothing.
 FEWEST: Final = 5
+#: As many of each course and size, the latest, tell enough. The latest of all would be of those that are
+#: short and many, and would leave out the long and few that a large request waits for.
+MOST_ALIKE: Final = 100
 #: What parts of leases differ by that are equal but for the rounding of floats.
 _ROUNDING: Final = 1e-9
 #: A course and a size, a course, or all leases.

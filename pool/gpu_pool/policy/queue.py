@@ -217,17 +217,27 @@ class _Round:
         if not late:
             return
         plans = Plans(self._now, self._statuses, [*self._now.holdings, *map(self._as_held, self.grants)])
-        kinds = {self._kind(waiter): waiter for waiter in late}
-        hindered = {kind for kind, one in kinds.items() if plans.is_hindered(one)}
-        late = [waiter for waiter in late if self._kind(waiter) in hindered]
-        for waiter in sorted(late, key=lambda waiter: (*waiter.rank, waiter.since, waiter.number)):
+        first = self._first_of_each(late)
+        hindered = {self._kind(one): one for one in first}
+        hindered = {kind: one for kind, one in hindered.items() if plans.is_hindered(one)}
+        for waiter in self._turns([waiter for waiter in first if self._kind(waiter) in hindered]):
             kind = self._kind(waiter)
             if kind in hindered and now - waiter.since >= self._patience(waiter, policy):
-                hindered.discard(kind)
+                del hindered[kind]
                 plan, same = plans.plan(waiter), self._all_like(waiter)
                 if plan is not None and plans.is_worth_it(plan, same):
                     self._set(plan, same)
                     return
+
+    def _first_of_each(self, waiters: Iterable[Waiter]) -> list[Waiter]:
+        """Return who came first of those of one user who ask for the same: the others come after."""
+        first: dict[Hashable, Waiter] = {}
+        for waiter in waiters:
+            key = (self._kind(waiter), waiter.rank, waiter.course, waiter.user)
+            known = first.setdefault(key, waiter)
+            if (waiter.since, waiter.number) < (known.since, known.number):
+                first[key] = waiter
+        return list(first.values())
 
     def _as_held(self, grant: tuple[Waiter, tuple[Slice, ...]]) -> Holding:
         waiter, parts = grant

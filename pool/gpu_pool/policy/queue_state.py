@@ -136,7 +136,7 @@ class Situation:
     now: float
     #: Courses of waiters that are left out of ``queue``.
     courses: frozenset[str] = frozenset()
-    #: Of leases that have ended, the most recent first: what is known of how long others last.
+    #: Of leases that have ended, the latest of each course and size: what is known of how long others last.
     history: Sequence[HoldingTime] = ()
 
     def waiter(self, number: int) -> Waiter:

@@ -27,6 +27,9 @@ _SURE: Final = 0.95
 _SHARE: Final = 0.2
 #: The same where the start follows from lengths that were said: who is shorter is then let in for sure.
 _SHARE_IF_SAID: Final = 1.0
+#: Waiting longer than this, in seconds, does not add to that: whose devices did not become free by then may
+#: wait for leases of which nobody knows when they end, and what was kept idle for it so far was idle in vain.
+_LONGEST_WAIT: Final = 8 * 3600.0
 #: What is kept already may cost so much more: ends move to and fro by little.
 _SLACK: Final = 1.25
 #: How long a request is supposed to be held of which nothing is known, in seconds.
@@ -69,9 +72,7 @@ class Plans:
         able = self._able(waiter)
         if placement.most_together(able) < waiter.request.count:
             return False
-        return waiter.request.count > 1 or any(
-            _is_in_the_way(other, part) for part in able for _, other in self._held.get(part.device.uuid, ())
-        )
+        return waiter.request.count > 1 or any(map(self._is_hindered_on, able))
 
     def plan(self, waiter: Waiter, among: Collection[str] = ()) -> Plan | None:
         """Return where the waiter could start soonest, on any devices or among some; None for nowhere."""
@@ -79,6 +80,9 @@ class Plans:
         count = waiter.request.count
         if placement.most_together(able) < count:
             return None
+        if count == 1:
+            # One that a lease as large holds becomes free as a whole anyway, and is taken if sooner.
+            able = list(filter(self._is_hindered_on, able)) or able
         ready = {part.device.uuid: self._readiness(part) for part in able}
         together = [
             sorted(parts, key=lambda part: ready[part.device.uuid])[:count]
@@ -102,7 +106,7 @@ class Plans:
         for as long as the first of them has waited; somewhat more where it is kept since earlier.
         """
         worth = sum(self._worth(waiter) for waiter in waiters)
-        waited = self._now - min(waiter.since for waiter in waiters)
+        waited = min(_LONGEST_WAIT, self._now - min(waiter.since for waiter in waiters))
         share = _SHARE_IF_SAID if plan.is_said else _SHARE
         slack = _SLACK if is_kept else 1.0
         return plan.idle <= slack * (worth + share * self._capacity * waited)
@@ -125,6 +129,10 @@ class Plans:
         home = waiter.devices
         devices = (s.device for uuid, s in self._statuses.items() if not home or uuid in home)
         return list(placement.candidates(waiter.request, devices, self._rules))
+
+    def _is_hindered_on(self, part: Slice) -> bool:
+        """Whether leases on the slice's device stand in its way whose next end need not make room for it."""
+        return any(_is_in_the_way(other, part) for _, other in self._held.get(part.device.uuid, ()))
 
     def _milli(self, waiter: Waiter) -> int:
         devices = (status.device for status in self._statuses.values())

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from gpu_pool.policy.forecast import ForecastInput, expected_wait, expected_waits
+from gpu_pool.policy.forecast import expected_wait, expected_waits
+from gpu_pool.policy.queue_state import Situation
 from gpu_pool.worker import Worker
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class ExpectedWaits:
         """Whether the prospects are to be read, and told to :meth:`learn`."""
         return self._clock() >= self._due_at and not self._learning.locked()
 
-    async def learn(self, prospects: ForecastInput) -> None:
+    async def learn(self, prospects: Situation) -> None:
         """Work out anew what is known; return when that is done, or when it takes long."""
         if self._learning.acquire(blocking=False):
             await self._run(self._learning, lambda: self._work_out(prospects))
@@ -59,13 +60,11 @@ class ExpectedWaits:
         soonest, latest = self._known[number]
         return max(0.0, soonest - age), max(0.0, latest - age)
 
-    async def foresee(self, number: int, prospects: ForecastInput) -> tuple[float, float] | None:
+    async def foresee(self, number: int, prospects: Situation) -> tuple[float, float] | None:
         """Return the same for somebody who is only in these prospects; None also if that takes long."""
         if not self._asking.acquire(blocking=False):
             return None
-        return await self._run(
-            self._asking, lambda: expected_wait(number, prospects.now, prospects.holding_times)
-        )
+        return await self._run(self._asking, lambda: expected_wait(number, prospects))
 
     async def _run(self, place: threading.Lock | threading.Semaphore, job: Callable[[], T]) -> T | None:
         """Do a job, and give its place back when it is done, whoever still waits for it."""
@@ -88,10 +87,10 @@ class ExpectedWaits:
         if self._worker is not None:
             self._worker.stop()
 
-    def _work_out(self, prospects: ForecastInput) -> None:
+    def _work_out(self, prospects: Situation) -> None:
         as_of, began = self._clock(), time.thread_time()
         if as_of < self._due_at:
             return
-        self._known = expected_waits(prospects.now, prospects.holding_times)
+        self._known = expected_waits(prospects)
         self._as_of = as_of
         self._due_at = as_of + min(self.longest, self.times * (time.thread_time() - began))

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from gpu_pool.policy.forecast import expected_waits
 from gpu_pool.policy.queue import Policy, decide
-from gpu_pool.policy.queue_state import HoldingTime, Rules
-from gpu_pool.simulation.engine import Arrival, ArrivalOutcome, SimulatedMoment, Simulation
+from gpu_pool.policy.queue_state import Rules
+from gpu_pool.simulation.engine import Arrival, SimulatedMoment, Simulation
 from gpu_pool_client import Device
-
-#: Ended leases from which a wait is learnt, as many as the store reads.
-_STAYS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +40,16 @@ def backtest(
     told: list[tuple[int, float, tuple[float, float] | None]] = []
     for number, moment in enumerate(simulation.moments()):
         if number % every == 0:
-            told += _told(moment, simulation.outcomes)
+            told += _told(moment)
     came = {each.number: each.held_at for each in simulation.outcomes}
     return _compare([(wait, came[number] - at) for number, at, wait in told])
 
 
-def _told(
-    moment: SimulatedMoment, outcomes: Sequence[ArrivalOutcome]
-) -> Iterable[tuple[int, float, tuple[float, float] | None]]:
+def _told(moment: SimulatedMoment) -> Iterable[tuple[int, float, tuple[float, float] | None]]:
     now = moment.situation.now
     granted = {waiter.number for waiter, _ in moment.decision.grants}
-    waits = expected_waits(moment.situation, _stays(outcomes, now))
+    waits = expected_waits(moment.situation)
     return [(w.number, now, waits.get(w.number)) for w in moment.situation.queue if w.number not in granted]
-
-
-def _stays(outcomes: Sequence[ArrivalOutcome], now: float) -> list[HoldingTime]:
-    """Return the stays of those who have left, the last to leave first."""
-    ended = [each for each in outcomes if each.held_at + each.arrival.stay <= now]
-    ended.sort(key=lambda each: -(each.held_at + each.arrival.stay))
-    return [HoldingTime(each.arrival.course, each.milli, each.arrival.stay) for each in ended[:_STAYS]]
 
 
 def _compare(found: Sequence[tuple[tuple[float, float] | None, float]]) -> Backtest:

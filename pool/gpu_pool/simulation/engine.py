@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
+from gpu_pool.policy.holding_times import MOST_ALIKE
 from gpu_pool.policy.placement import deduct, give_back
 from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, faded_use
 from gpu_pool.policy.queue_state import HoldingTime, Rules
@@ -18,8 +20,6 @@ from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest
 _TELL_EVERY: Final = 50
 #: What is known of how long leases last: what was said with each, what this pool's past shows, nothing.
 Lengths: TypeAlias = Literal["known", "learned", "none"]
-#: Ended leases that are learnt from, as many as the store reads.
-_MOST_KNOWN: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Simulation:
         #: Times at which a lease ends (with its number), or devices may have to be emptied (with none).
         self._events: list[tuple[float, int]] = []
         self.outcomes: list[ArrivalOutcome] = []
-        self._history: deque[HoldingTime] = deque(maxlen=_MOST_KNOWN)
+        self._history: dict[tuple[str, int], deque[HoldingTime]] = {}
 
     @property
     def served(self) -> float:
@@ -140,7 +140,9 @@ class Simulation:
         return min(times + [at for at, _ in self._events[:1]])
 
     def _arrive(self, arrival: Arrival) -> None:
-        number = len(self._arrivals)
+        number, length = len(self._arrivals), arrival.request.length
+        if length is not None:  # what is said is its end
+            arrival = replace(arrival, stay=min(arrival.stay, length))
         self._arrivals[number] = arrival
         self._queue[number] = Waiter(
             number,
@@ -149,8 +151,8 @@ class Simulation:
             course=arrival.course,
             since=arrival.at,
             batch=arrival.batch,
-            longest=arrival.stay if self._lengths == "known" else arrival.longest,
-            is_said=self._lengths == "known",
+            longest=arrival.stay if self._lengths == "known" else arrival.request.at_most(arrival.longest),
+            is_said=self._lengths == "known" or length is not None,
         )
         heappush(self._events, (arrival.at + self._policy.drain_after, -1))
 
@@ -159,7 +161,9 @@ class Simulation:
         if holding is None:
             return
         self._usage.add(holding, now)
-        self._history.appendleft(HoldingTime(holding.course, holding.milli, now - holding.since))
+        kind = holding.course, holding.milli
+        alike = self._history.setdefault(kind, deque(maxlen=MOST_ALIKE))
+        alike.appendleft(HoldingTime(*kind, now - holding.since))
         self._change(give_back, holding.parts)
 
     def _change(self, how: Callable[..., list[DeviceStatus]], parts: Sequence[Slice]) -> None:
@@ -176,7 +180,7 @@ class Simulation:
             self._policy,
             self._usage.at(now),
             now,
-            history=() if self._lengths == "none" else tuple(self._history),
+            history=() if self._lengths == "none" else tuple(chain.from_iterable(self._history.values())),
         )
         decision = self._order(situation)
         self._apply(decision, now)

@@ -188,8 +188,12 @@ SELECT course, user,
 FROM use;
 
 -- name: holding_times
--- How long what ended lately was held, the latest request first.
-SELECT course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER BY number DESC LIMIT :count;
+-- How long what ended lately was held: of the latest, so many of each course and size, the latest request first.
+SELECT course, milli, held_seconds FROM (
+    SELECT number, course, milli, held_seconds,
+           row_number() OVER (PARTITION BY course, milli ORDER BY number DESC) AS place
+    FROM (SELECT number, course, milli, held_seconds FROM history WHERE held_at IS NOT NULL ORDER BY number DESC LIMIT :most)
+) WHERE place <= :alike ORDER BY number DESC;
 
 -- name: history
 -- The last that ended, the latest first.

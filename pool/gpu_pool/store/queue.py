@@ -12,8 +12,7 @@ from typing import NamedTuple, TypeAlias
 from gpu_pool.clock import Clock
 from gpu_pool.policy import forecast as forecasting
 from gpu_pool.policy import placement, queue
-from gpu_pool.policy.forecast import ForecastInput
-from gpu_pool.policy.holding_times import FEWEST
+from gpu_pool.policy.holding_times import FEWEST, MOST_ALIKE
 from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool.policy.sharing import Sharing
@@ -24,8 +23,8 @@ from gpu_pool.store.usage import UsageTotals
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import Outlook, Slice
 
-#: Ended leases from which an expected wait is learnt.
-_MOST_HOLDING_TIMES = 200
+#: Ended leases among which it is looked for how long those of each course and size were held.
+_MOST_ENDED = 1_000
 #: In a longer queue a wait is not foreseen for whoever only asks about it.
 _FORESEEABLE = 50
 
@@ -55,7 +54,7 @@ class QueueForecast(NamedTuple):
     #: Its number in the prospects.
     number: int
     #: None where a wait cannot be foreseen.
-    prospects: ForecastInput | None
+    prospects: Situation | None
 
 
 class StoredQueue:
@@ -163,12 +162,12 @@ class StoredQueue:
             now = replace(now, holdings=self._holdings(), history=self._holding_times())
         return Outlook(place, forecasting.explain(waiter.number, now, self._devices.drained()))
 
-    def prospects(self) -> ForecastInput | None:
+    def prospects(self) -> Situation | None:
         """Return what expected waits are worked out from; None for a long queue or without facts."""
-        holding_times = self._holding_times()
-        if not holding_times or self._db.one("count_waiters")[0] > self._tuning.long_queue:
+        history = self._holding_times()
+        if not history or self._db.one("count_waiters")[0] > self._tuning.long_queue:
             return None
-        return ForecastInput(self._situation(self._waiters()), holding_times)
+        return replace(self._situation(self._waiters()), history=history)
 
     def queue_head(self, most: int) -> list[Waiter]:
         """Return the first who wait, in the order of their turns."""
@@ -183,12 +182,12 @@ class StoredQueue:
             return None
         places = [waiter.number for waiter in queue.order(now)]
         told = Outlook(places.index(number) + 1, forecasting.explain(number, now, self._devices.drained()))
-        holding_times = [] if len(waiters) > _FORESEEABLE else self._holding_times()
-        return QueueForecast(told, number, ForecastInput(now, holding_times) if holding_times else None)
+        history = [] if len(waiters) > _FORESEEABLE else self._holding_times()
+        return QueueForecast(told, number, replace(now, history=history) if history else None)
 
     def _holding_times(self) -> list[HoldingTime]:
         """Return for how long leases were held that ended lately; none if too few did to tell anything."""
-        rows = self._db.run("holding_times", {"count": _MOST_HOLDING_TIMES}).fetchall()
+        rows = self._db.run("holding_times", {"most": _MOST_ENDED, "alike": MOST_ALIKE}).fetchall()
         if len(rows) < FEWEST:
             return []
         return [HoldingTime(row["course"], row["milli"], row["held_seconds"]) for row in rows]

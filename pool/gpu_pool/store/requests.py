@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpu_pool.names import checked_name
 from gpu_pool.policy import admission, placement, quotas
-from gpu_pool.policy.forecast import ForecastInput
+from gpu_pool.policy.queue_state import Situation
 from gpu_pool.store import reclaim
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.lease_table import gone, plain, read_request, write_process
@@ -189,7 +189,7 @@ def why_waiting(store: StoreContext, lease_id: str) -> Outlook:
         return store.queue.why_waiting(row, place)
 
 
-def prospects(store: StoreContext) -> ForecastInput | None:
+def prospects(store: StoreContext) -> Situation | None:
     """Return what expected waits are worked out from; None where they are not."""
     with store.db.snapshot():
         return store.queue.prospects()

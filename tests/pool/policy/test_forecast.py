@@ -114,20 +114,23 @@ def test_whoever_waits_for_what_is_drained_is_told_by_whom() -> None:
 
 def test_nothing_is_expected_while_fewer_than_five_stays_are_known() -> None:
     told = situation([waiter(1)], [held(0, 1000), held(1, 1000)])
-    assert expected_wait(1, told, STAYS[:4]) is None
-    assert expected_wait(1, told, STAYS) is not None
-    assert expected_wait(7, told, STAYS) is None
+    assert expected_wait(1, replace(told, history=STAYS[:4])) is None
+    assert expected_wait(1, replace(told, history=STAYS)) is not None
+    assert expected_wait(7, replace(told, history=STAYS)) is None
 
 
 def test_stays_of_the_same_course_and_size_count_before_others() -> None:
     told = situation([waiter(1)], [held(0, 500), held(0, 500)], count=1)
     long = [HoldingTime("other", 20, 1e6) for _ in range(50)]
-    assert expected_wait(1, told, [*long, *STAYS]) == expected_wait(1, told, STAYS)
+    assert expected_wait(1, replace(told, history=[*long, *STAYS])) == expected_wait(
+        1, replace(told, history=STAYS)
+    )
 
 
 def test_the_range_lies_within_what_the_stays_allow_and_grows_along_the_line() -> None:
     line = [waiter(number) for number in range(1, 5)]
-    waits = expected_waits(situation(line, [held(0, 500), held(0, 500)], count=1), STAYS)
+    told = situation(line, [held(0, 500), held(0, 500)], count=1)
+    waits = expected_waits(replace(told, history=STAYS))
     assert list(waits) == [1, 2, 3, 4]
     soonest, latest = waits[1]
     assert 0 < soonest < latest < 3 * 50 * 60 + 120
@@ -139,7 +142,7 @@ def test_the_range_lies_within_what_the_stays_allow_and_grows_along_the_line() -
 def test_a_lease_is_never_expected_to_outlast_its_limit(age: float) -> None:
     holding = replace(held(0, 1000, ends_by=age + 60.0), since=0.0)
     told = situation([waiter(1, since=age)], [holding], count=1, now=age)
-    wait = expected_wait(1, told, STAYS)
+    wait = expected_wait(1, replace(told, history=STAYS))
     assert wait is not None
     assert wait[1] <= 3 * 60 + 120
 
@@ -147,14 +150,14 @@ def test_a_lease_is_never_expected_to_outlast_its_limit(age: float) -> None:
 def test_nothing_is_told_where_a_lease_has_outlasted_all_that_are_known() -> None:
     now = 60.0 * 51
     told = situation([waiter(1, since=now)], [held(0, 1000)], count=1, now=now)
-    assert expected_wait(1, told, STAYS) is None
+    assert expected_wait(1, replace(told, history=STAYS)) is None
     # Unless it has to end some time, or another is in nobody's way.
     limited = situation([waiter(1, since=now)], [held(0, 1000, ends_by=now + 600)], count=1, now=now)
-    wait = expected_wait(1, limited, STAYS)
+    wait = expected_wait(1, replace(limited, history=STAYS))
     assert wait is not None
     assert wait[1] <= 3 * 600 + 120
     beside = situation([waiter(1, since=now)], [held(0, 1000), held(1, 1000, since=now)], now=now)
-    assert expected_wait(1, beside, STAYS * 4) is not None
+    assert expected_wait(1, replace(beside, history=STAYS * 4)) is not None
 
 
 def test_leases_that_are_still_held_count_as_longer_than_those_that_have_ended() -> None:
@@ -165,8 +168,8 @@ def test_leases_that_are_still_held_count_as_longer_than_those_that_have_ended()
     line = [waiter(1, "1", since=now, devices=frozenset([V100[1].uuid]), is_parked=True)]
     known = replace(lately, parts=(Slice(V100[1], 100, 3276),))
     alone, beside = ([known], [*at_once, known])
-    assert expected_wait(1, situation(line, alone, now=now), stays) is not None
-    assert expected_wait(1, situation(line, beside, now=now), stays) is None
+    assert expected_wait(1, replace(situation(line, alone, now=now), history=stays)) is not None
+    assert expected_wait(1, replace(situation(line, beside, now=now), history=stays)) is None
 
 
 @given(
@@ -179,7 +182,7 @@ def test_the_range_comes_from_those_who_lasted_as_long_as_the_holder_has(
 ) -> None:
     ends_by = None if left is None else age + left
     told = situation([waiter(1, since=age)], [held(0, 1000, ends_by)], count=1, now=age)
-    wait = expected_wait(1, told, [HoldingTime("ml", 1000, each) for each in seconds])
+    wait = expected_wait(1, replace(told, history=[HoldingTime("ml", 1000, each) for each in seconds]))
     longer = [each - age for each in seconds if each > age]
     if wait is None:
         assert not longer

@@ -77,3 +77,23 @@ def test_all_who_wait_for_such_a_size_go_before_the_pool_fills_again() -> None:
     assert first.reservations == {2: ALL}
     assert granted(asked(left, held, now=HOUR + 60.0)) == []
     assert granted(asked(left, [], now=HOUR + 120.0)) == [2]
+
+
+def test_the_gpu_that_small_leases_hold_is_emptied_and_not_the_one_that_is_free_as_a_whole_anyway() -> None:
+    whole = [until(index, 1000, HOUR + 600) for index in range(3)]
+    small = [until(3, 100, HOUR + 1200), until(3, 100, HOUR + 1800)]
+    large = said(1, "1", HOUR, since=0.0)
+    kept = asked([large], [*whole, *small]).reservations
+    assert kept == {1: ALL[3:]}
+    # Whatever is sooner is taken.
+    large = replace(large, reserved=ALL[3:])
+    assert asked([large], [*whole[1:], *small], now=HOUR + 600).grants[0][1][0].device.uuid == ALL[0]
+
+
+def test_nothing_is_kept_free_for_ever_for_whoever_has_waited_for_ever() -> None:
+    # The next start is so far away that it was not worth it, however long somebody has waited for it.
+    held = [until(0, 1000, 40 * HOUR)]
+    large = waiter(1, "4", since=0.0, longest=60.0)
+    assert not asked([large], held, now=HOUR).reservations
+    assert not asked([replace(large, since=-1000 * HOUR)], held, now=HOUR).reservations
+    assert asked([replace(large, since=-10 * HOUR)], [until(0, 1000, 8 * HOUR)], now=HOUR).reservations

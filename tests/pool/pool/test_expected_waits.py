@@ -10,32 +10,32 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.policy import forecast
-from gpu_pool.policy.forecast import ForecastInput
 from gpu_pool.policy.queue import Policy, Situation, Usage
+from gpu_pool.policy.queue_state import HoldingTime
 from gpu_pool.pool import expected_waits
 from gpu_pool.pool.expected_waits import ExpectedWaits
 from support.pools import V100, embedded, take, until
 from support.queues import RULES, holding, statuses, waiter
 
-STAYS = [forecast.HoldingTime("", 1000, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
+STAYS = [HoldingTime("", 1000, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
 
 
 #: Seconds to wait for what is worked out, however busy the machine is.
 PATIENT = 30.0
 
 
-def prospects(*numbers: int) -> ForecastInput:
+def prospects(*numbers: int) -> Situation:
     """Return what a line for four GPUs that are all held is told."""
     held = [holding(index, 1000) for index in range(4)]
     line = [waiter(number, "1") for number in numbers]
-    return ForecastInput(Situation(line, held, statuses(held), RULES, Policy(), Usage(), 100.0), STAYS)
+    return Situation(line, held, statuses(held), RULES, Policy(), Usage(), 100.0, history=STAYS)
 
 
 async def test_waits_are_those_of_the_whole_line_less_what_has_passed() -> None:
     now = 1_000.0
     waits = ExpectedWaits(patience=PATIENT, clock=lambda: now)
     await waits.learn(prospects(1, 2))
-    expected = forecast.expected_waits(prospects(1, 2).now, STAYS)
+    expected = forecast.expected_waits(prospects(1, 2))
     now += 60.0
     for number in (1, 2):
         assert waits.of(number) == pytest.approx([each - 60.0 for each in expected[number]])

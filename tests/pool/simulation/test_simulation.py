@@ -173,18 +173,7 @@ def test_ours_beats_strict_order_by_far_and_is_as_full_as_backfill(name: str) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mixed",
-        pytest.param(
-            "research",
-            marks=pytest.mark.xfail(
-                raises=AssertionError, reason="since devices are reserved only where that is worth it"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["mixed", "research"])
 def test_whole_gpus_are_had_sooner_than_by_backfill(name: str) -> None:
     by_order = compared(name)
     ours, backfill = by_order["fair"], by_order["backfill"]
@@ -227,6 +216,25 @@ def test_two_who_want_the_same_gpu_are_served_one_after_the_other() -> None:
     assert found.utilisation == 1.0
     assert found.by_user["u0.0"].worst == 0.0
     assert found.jain == pytest.approx((1 + 100 / 160) ** 2 / (2 * (1 + (100 / 160) ** 2)))
+
+
+def test_a_length_that_was_said_with_a_recorded_request_is_its_end_and_is_believed() -> None:
+    coming = [
+        Arrival(0.0, "said", "", parse_request("50% for 20min"), HOUR),
+        Arrival(0.0, "long", "", parse_request("50%"), HOUR),
+        Arrival(60.0, "next", "", parse_request("50%"), HOUR, longest=2 * HOUR),
+    ]
+    simulation = moments(coming, 1)
+    held, waiting = [], []
+    for moment in simulation.moments():
+        held += moment.situation.holdings
+        waiting += moment.situation.queue
+    assert {each.user: (each.ends_by, each.is_said) for each in held} == {
+        "said": (1200.0, True),
+        "long": (None, False),
+    }
+    assert {each.user: (each.longest, each.is_said) for each in waiting}["next"] == (2 * HOUR, False)
+    assert [each.held_at for each in simulation.outcomes] == [0.0, 0.0, 1200.0]
 
 
 def test_the_other_orders_are_what_their_names_say() -> None:
