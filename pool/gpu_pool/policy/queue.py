@@ -217,10 +217,10 @@ class _Round:
         if not late:
             return
         plans = Plans(self._now, self._statuses, [*self._now.holdings, *map(self._as_held, self.grants)])
-        first = self._first_of_each(late)
-        hindered = {self._kind(one): one for one in first}
+        late = self._first_of_each(late)
+        hindered = {self._kind(one): one for one in late}
         hindered = {kind: one for kind, one in hindered.items() if plans.is_hindered(one)}
-        for waiter in self._turns([waiter for waiter in first if self._kind(waiter) in hindered]):
+        for waiter in self._turns([waiter for waiter in late if self._kind(waiter) in hindered]):
             kind = self._kind(waiter)
             if kind in hindered and now - waiter.since >= self._patience(waiter, policy):
                 del hindered[kind]
