@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import Pool
 from support.clusters import hami
+from support.control_plane import Cluster
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.kernel_pods import claim, cluster_pool, notebook
 
@@ -41,3 +43,12 @@ async def pool(fake: FakeKubernetes, times: ClusterTimes, tmp_path: Path) -> Asy
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with cluster_pool(tmp_path / "store.db", config, HUB, times=times) as pool:
         yield pool
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """Return the name of a fresh namespace, which goes with the test; for those with a ``cluster``."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -7,12 +7,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-from playwright.async_api import Route, async_playwright, expect
+from playwright.async_api import Browser, Route, expect
 
-from support.browsers import chromium
+from support.browsers import browser, chromium
 from support.kube_profile_lists import PROFILES, TITLE, folder, made, share, start
 
-__all__ = ["chromium", "folder"]
+__all__ = ["browser", "chromium", "folder"]
 
 fancy = pytest.importorskip(
     "jupyterhub_fancy_profiles", reason="jupyterhub-fancy-profiles is not installed: no extra has it"
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.long]
 _PAGE = '<!DOCTYPE html><form id="spawn_form" method="post" action="/hub/spawn/ada">{}</form>'
 
 
-async def test_a_course_and_its_slice_are_chosen_in_that_form(folder: Path, chromium: str) -> None:
+async def test_a_course_and_its_slice_are_chosen_in_that_form(folder: Path, browser: Browser) -> None:
     spawner = made(folder, PROFILES[:1], courses_as_profiles=True)
     spawner.additional_profile_form_template_paths = fancy.TEMPLATE_PATHS
     form = await spawner.get_options_form()
@@ -39,21 +39,17 @@ async def test_a_course_and_its_slice_are_chosen_in_that_form(folder: Path, chro
         else:
             await route.fulfill(body=_PAGE.format(form), content_type="text/html")
 
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = await browser.new_page()
-        await page.route("**/*", answer)
-        await page.goto("http://hub.test/hub/spawn/ada")
-        titles = page.locator("fieldset h2")
-        expect.set_options(timeout=60_000)
-        # What a teacher wrote is text, and nothing in it is escaped twice.
-        await expect(titles).to_have_text(["CPU only", "Art", TITLE])
-        await page.locator("#profile-course-ml").click()
-        await page.get_by_role("combobox", name="GPU").click()
-        await page.get_by_role("option", name="A \u201dlarge\u201d one: 50% of a GPU, 4 free now").click()
-        await page.get_by_role("button", name="Start").click()
-        await expect(page.get_by_text("Thank you.")).to_be_visible()
-        await browser.close()
+    page = await browser.new_page()
+    await page.route("**/*", answer)
+    await page.goto("http://hub.test/hub/spawn/ada")
+    titles = page.locator("fieldset h2")
+    # What a teacher wrote is text, and nothing in it is escaped twice.
+    await expect(titles).to_have_text(["CPU only", "Art", TITLE])
+    await page.locator("#profile-course-ml").click()
+    await page.get_by_role("combobox", name="GPU").click()
+    await page.get_by_role("option", name="A \u201dlarge\u201d one: 50% of a GPU, 4 free now").click()
+    await page.get_by_role("button", name="Start").click()
+    await expect(page.get_by_text("Thank you.")).to_be_visible()
 
     options = spawner.options_from_form(sent)
     assert options == {"profile": "course-ml", "slice": "50%"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,12 +65,3 @@ def cluster(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         return
     with NodeAgent(kubeconfig, tmp_path_factory.mktemp("nodes")) as agent:
         yield Cluster(kubeconfig, agent)
-
-
-@pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[str]:
-    """Return the name of a fresh namespace, which goes with the test."""
-    name = f"test-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", name)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -75,12 +74,3 @@ async def visit(installed: Installation) -> AsyncIterator[Visit]:
     yield log_in
     for each in people:
         await each.stop_server()
-
-
-@pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[str]:
-    """Return the name of a fresh namespace, which goes with the test."""
-    name = f"test-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", name)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
