@@ -92,8 +92,9 @@ class Worker:
             try:
                 with self._together():
                     outcomes = [_outcome(job) for job in jobs]
-            except BaseException as error:  # noqa: BLE001 - it belongs to those who asked
-                outcomes = [(None, error)] * len(jobs)
+            except BaseException:  # noqa: BLE001 - each that somebody waits for says below what became of it
+                # Nothing of this is done, perhaps because of one alone: no room is needed to read.
+                outcomes = [(None, None) if job[1] is None else _outcome(job) for job in jobs]
         _tell(jobs, outcomes)
 
 

@@ -27,7 +27,6 @@ def main(path: str) -> None:
     """Serve until asked to shut down."""
     with open(path) as file:
         info = json.load(file)
-    context = zmq.Context()
     bound = {}
     for channel, kind in {
         "shell": zmq.ROUTER,
@@ -36,7 +35,8 @@ def main(path: str) -> None:
         "iopub": zmq.XPUB,
         "hb": zmq.REP,
     }.items():
-        bound[channel] = context.socket(kind)
+        # Each in a context of its own, so that one can be emptied before this ends.
+        bound[channel] = zmq.Context().socket(kind)
         if channel != "stdin":
             bound[channel].bind(address(info, channel))
     threading.Thread(target=zmq.proxy, args=(bound["hb"], bound["hb"]), daemon=True).start()
@@ -67,6 +67,9 @@ def main(path: str) -> None:
                 content["code"] = json.loads(reply[-1])["value"]
             answer(info["key"].encode(), bound["iopub"], channel, frames[:split], request, content)
             if request["msg_type"] == "shutdown_request":
+                context = channel.context
+                channel.close(linger=1_000)
+                context.term()  # once the answer is on its way
                 os._exit(0)
 
 

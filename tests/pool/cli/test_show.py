@@ -12,8 +12,8 @@ DEVICE = {
     "fault", "exclusive", "unified", "cuda_index",
 }  # fmt: skip
 LEASE = {
-    "id", "request", "state", "position", "user", "course", "kernel", "batch", "requested_at", "held_at",
-    "ended_at",
+    "id", "request", "state", "position", "place", "user", "course", "kernel", "batch", "requested_at",
+    "held_at", "ended_at",
     "end_reason", "pid", "slices", "enforcement", "ends_at", "simulated", "failure",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.store.errors import NoSpace, StoreUnusable
-from gpu_pool_client import EndReason, LeaseState, Pool, parse_request
+from gpu_pool_client import EndReason, LeaseState, Pool, PoolStatus, parse_request
 from support.disks import Disk, small_disk
 from support.pools import ME, embedded, eventually, identity, running, take
 
@@ -71,6 +71,21 @@ async def test_many_who_ask_at_once_are_all_told_so(disk: Disk) -> None:
         assert {type(each) for each in refused} == {NoSpace}
         disk.empty()
         assert len((await pool.status()).leases) == len(told) - len(refused)
+
+
+async def test_who_only_reads_is_answered_beside_those_for_whom_there_is_no_room(disk: Disk) -> None:
+    async with embedded(disk.path / "store.db") as pool:
+        await pool.status()
+        with closing(sqlite3.connect(disk.path / "store.db", isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM lease").fetchall()
+            disk.fill()
+            asked = [take(pool, "1.5%", f"key{number}") for number in range(30)]
+            looks = [pool.status() for _ in range(30)]
+            both = (each for pair in zip(asked, looks, strict=True) for each in pair)
+            told = await asyncio.gather(*both, return_exceptions=True)
+        assert {type(each) for each in told[1::2]} == {PoolStatus}
+        assert NoSpace in {type(each) for each in told[0::2]}
 
 
 async def is_queued(pool: Pool) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_provisioner.proxy import busy_times
+from gpu_pool_provisioner.proxy import relay
 from gpu_pool_provisioner.proxy.relay import EVERY, BusyTimes
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
@@ -56,7 +56,7 @@ def test_the_last_thousand_are_kept() -> None:
 async def test_the_pool_hears_when_a_kernel_worked(
     jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(busy_times, "EVERY", 0.0)
+    monkeypatch.setattr(relay, "EVERY", 0.0)
     course(idle_limit="1s")
     km = manager(jupyter_env.install("all", "1"))
     await km.start_kernel()
