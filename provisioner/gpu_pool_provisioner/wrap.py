@@ -180,8 +180,10 @@ async def _outlive_parent(connection_file: str, connection: Mapping[str, Any]) -
     await ended(os.getppid())
     if os.path.exists(connection_file):  # noqa: ASYNC240, PTH110 - one look
         await asyncio.Event().wait()
-    with secure_write(connection_file) as file:
+    new = f"{connection_file}.new"
+    with secure_write(new) as file:
         json.dump(connection, file)
+    os.replace(new, connection_file)  # noqa: PTH105 - whoever reads it meanwhile finds it whole, or not yet
     try:
         await asyncio.Event().wait()
     finally:
