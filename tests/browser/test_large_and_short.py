@@ -45,7 +45,8 @@ async def test_who_waits_for_whole_gpus_is_told_from_when_on_they_are_kept_free(
     small = [await hold(f"60% for {minutes}min") for minutes in (20, 40)]
     await start_notebook(page, BOTH)
     await run_cell(page, "print('Both', 'run')", BOTH)
-    output = page.locator(".jp-OutputArea-output").first
+    # Beside what the cell prints, before or after it.
+    output = page.locator(".jp-OutputArea").first
     told = "2 GPUs are kept free for you; the leases that are still there end within 40 min."
     await expect(output).to_contain_text(told)
     await status(page).click()
@@ -70,7 +71,8 @@ async def test_a_length_that_was_said_shows_in_the_name_before_the_end_and_at_th
     await snap("short-launcher.png")
     await start_notebook(page, SHORT)
     await run_cell(page, "1", SHORT)
-    output = page.locator(".jp-OutputArea-output").first
+    # Beside what the cell prints, before or after it.
+    output = page.locator(".jp-OutputArea").first
     why = "and the kernel with it, because nothing longer was asked for. Save what you need."
     await expect(output).to_contain_text(why)
     await expect(told(page, "Your GPU slice ends in less than a minute")).to_be_visible()
