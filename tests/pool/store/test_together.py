@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -140,7 +140,7 @@ async def test_all_who_ask_a_pool_at_once_have_their_own_answer(tmp_path: Path) 
         assert (len(status.leases), len(status.queue)) == (50, 10)
 
 
-async def test_jobs_are_done_together_and_told_so_if_that_fails() -> None:
+async def test_jobs_are_done_together_and_each_alone_if_that_fails() -> None:
     blocks: list[str] = []
 
     @contextlib.contextmanager
@@ -157,12 +157,21 @@ async def test_jobs_are_done_together_and_told_so_if_that_fails() -> None:
 
     alone = asyncio.create_task(worker.run(wait, 20))
     await asyncio.to_thread(begun.wait)
-    others = [asyncio.create_task(worker.run(lambda: None, 20)) for _ in range(3)]
+
+    def write() -> None:
+        if len(blocks) == 1 and done.count("write"):
+            raise OSError("no space")
+        done.append("write")
+
+    done: list[str] = []
+    jobs: list[Callable[[], None]] = [lambda: done.append("read"), write, lambda: done.append("read")]
+    others = [asyncio.create_task(worker.run(job, 20)) for job in jobs]
     await asyncio.sleep(0)
     go_on.set()
     assert await alone
     outcomes = await asyncio.gather(*others, return_exceptions=True)
-    assert [str(each) for each in outcomes] == ["no space"] * 3
+    assert [str(each) for each in outcomes] == ["None", "no space", "None"]
+    assert done == ["read", "write", "read", "read", "read"]
     assert blocks == ["begun"]
     worker.stop()
 
