@@ -192,11 +192,7 @@ class Timetable:
             return ()
         weekday, midnight = day.weekday(), self._calm_midnight(day)
         if midnight is None:
-            # One by one: what the clock shows does not follow time on these days.
-            return _joined(
-                (self._moments(day, start)[0], max(self._moments(day, end)))
-                for start, end in self._of_day[weekday]
-            )
+            return _joined(self._changed_spans(day))
         return [
             (midnight + timedelta(minutes=start), midnight + timedelta(minutes=end))
             for start, end in self._joined_of_day[weekday]
@@ -204,13 +200,22 @@ class Timetable:
 
     def _starts(self, day: date) -> Iterable[datetime]:
         """Return when each of a day's hours begins, in UTC."""
-        starts = [start for start, _ in self._of_day[day.weekday()]]
-        if not starts or not self._runs_on(day):
+        hours = self._of_day[day.weekday()]
+        if not hours or not self._runs_on(day):
             return ()
         midnight = self._calm_midnight(day)
         if midnight is None:
-            return [self._moments(day, start)[0] for start in starts]
-        return [midnight + timedelta(minutes=start) for start in starts]
+            return [start for start, _ in self._changed_spans(day)]
+        return [midnight + timedelta(minutes=start) for start, _ in hours]
+
+    def _changed_spans(self, day: date) -> Iterator[tuple[datetime, datetime]]:
+        """Yield when it is open on a day whose clock is put forward or back, in UTC, not joined.
+
+        Of hours that would be over as they begin, since the clock leaves them out, the time after is theirs.
+        """
+        for start, end in self._of_day[day.weekday()]:
+            begins, ends = self._moments(day, start)[0], max(self._moments(day, end))
+            yield begins, ends if begins < ends else begins + timedelta(minutes=end - start)
 
     def _runs_on(self, day: date) -> bool:
         """Whether a day is in the weeks."""

@@ -117,7 +117,11 @@ def test_in_spring_a_skipped_hour_is_the_one_after_it() -> None:
     timetable = Timetable(BERLIN, (), (parse_hours("Sun 02:30-03:30"),))
     opens = timetable.opens_next(local("2026-03-28 12:00"))
     assert opens == local("2026-03-29 03:30")
+    assert timetable.is_open(opens)
     assert Timetable(BERLIN, (), (parse_hours("Sun 02:15-02:45"),)).is_open(local("2026-03-29 03:30"))
+    whole = Timetable(BERLIN, (), (parse_hours("Sun 02:00-03:00"),))
+    assert whole.opens_next(local("2026-03-28 12:00")) == local("2026-03-29 03:00")
+    assert whole.open_until(local("2026-03-29 03:00")) == local("2026-03-29 04:00")
 
 
 def test_in_autumn_an_hour_that_comes_twice_is_open_twice() -> None:
