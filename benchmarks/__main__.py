@@ -25,6 +25,7 @@ NAMES = (
     "peers",
     "growth",
     "long_queue",
+    "decisions",
     "days",
     "density",
     "queues",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
+from typing import TypeAlias
 
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Holding, Situation, Waiter
@@ -43,10 +44,15 @@ class FairShares:
         self._course_memory = (1 + _COURSE_AHEAD) * policy.course_half_life / math.log(2)
         self._course_ahead = _COURSE_AHEAD * policy.course_half_life / math.log(2)
         self._user_ahead = _USER_AHEAD * policy.user_half_life / math.log(2)
-        self._courses, self._used = dict(usage.courses), usage.users
-        #: What users hold, as it counts beside what they used.
+        self._usage, self._now = usage, now
+        #: What is held of each course and user, in the order of the holdings: so are the sums of floats.
+        self._of_courses: defaultdict[str, list[Holding]] = defaultdict(list)
+        self._of_users: defaultdict[tuple[str, str], list[Holding]] = defaultdict(list)
+        #: What courses have had and hold, and what users hold, as it counts beside what they used: of those
+        #: that were asked for. Most decisions ask for a few.
+        self._courses: dict[str, float] = {}
         self._users: dict[tuple[str, str], float] = {}
-        self._held: dict[str, int] = {}
+        self._held: defaultdict[str, int] = defaultdict(int)
         self._capacity = sum(status.milli for status in statuses)
         active = (
             situation.courses | {waiter.course for waiter in queue} | {holding.course for holding in holdings}
@@ -54,11 +60,19 @@ class FairShares:
         self._weights = sum(policy.weight(course) for course in active) or 1.0
         #: By identity: the same few objects are asked for over and over, and hashing one takes long.
         self._sizes: dict[int, tuple[SliceRequest, int]] = {}
-        self._add_held(holdings, now)
+        for holding in holdings:
+            course = holding.course
+            self._held[course] += holding.milli
+            self._of_courses[course].append(holding)
+            self._of_users[course, holding.user].append(holding)
 
     def charge(self, waiter: Waiter) -> None:
         """Count the waiter's request as held from now on."""
-        self._add(waiter.course, waiter.user, self._milli(waiter.request), 0.0, 0.0)
+        course, key, milli = waiter.course, (waiter.course, waiter.user), self._milli(waiter.request)
+        by_course, by_user = self._course_had(course), self._user_holds(key)
+        self._held[course] += milli
+        self._courses[course] = by_course + milli * self._course_ahead
+        self._users[key] = by_user + milli * self._user_ahead
 
     def course_key(self, course: str) -> float:
         """Return what the course has had of its part of the pool: the least comes first.
@@ -68,7 +82,7 @@ class FairShares:
         part = self._part(course)
         if part <= 0:
             return math.inf
-        had = self._courses.get(course, 0.0) / (part * self._course_memory)
+        had = self._course_had(course) / (part * self._course_memory)
         held = self._held.get(course, 0) / part
         return had if max(had, held) > _FAR_BELOW else 0.0
 
@@ -83,7 +97,7 @@ class FairShares:
         those who have had nothing come in order of arrival, and nobody is passed by for ever.
         """
         key = waiter.course, waiter.user
-        had = self._used.get(key, 0.0) + self._users.get(key, 0.0)
+        had = self._usage.users.get(key, 0.0) + self._user_holds(key)
         return had / self._milli(waiter.request) + waiter.since, waiter.since, waiter.number
 
     def goes_over(self, waiter: Waiter) -> bool:
@@ -95,25 +109,20 @@ class FairShares:
         part, held = self._part(waiter.course), self._held.get(waiter.course, 0)
         return part < self._capacity and held > 0 and held + self._milli(waiter.request) > part
 
-    def _add_held(self, holdings: Sequence[Holding], now: float) -> None:
-        """Count what is held now, each by its :func:`faded_use` until now, in one go."""
-        by_course = self._policy.course_half_life / math.log(2)
-        by_user = self._policy.user_half_life / math.log(2)
-        for holding in holdings:
-            milli, held = holding.milli, min(holding.since, now) - now
-            self._add(
-                holding.course,
-                holding.user,
-                milli,
-                milli * by_course * (1.0 - math.exp(held / by_course)),
-                milli * by_user * (1.0 - math.exp(held / by_user)),
-            )
+    def _course_had(self, course: str) -> float:
+        """Return what a course has used, and what it holds as that counts beside it."""
+        if course not in self._courses:
+            used, held = self._usage.courses.get(course, 0.0), self._of_courses.get(course, ())
+            half_life = self._policy.course_half_life
+            self._courses[course] = _counted(held, self._now, half_life, self._course_ahead, used)
+        return self._courses[course]
 
-    def _add(self, course: str, user: str, milli: int, by_course: float, by_user: float) -> None:
-        key = course, user
-        self._held[course] = self._held.get(course, 0) + milli
-        self._courses[course] = self._courses.get(course, 0.0) + by_course + milli * self._course_ahead
-        self._users[key] = self._users.get(key, 0.0) + by_user + milli * self._user_ahead
+    def _user_holds(self, key: tuple[str, str]) -> float:
+        """Return what a user of a course holds, as it counts beside what was used."""
+        if key not in self._users:
+            half_life, held = self._policy.user_half_life, self._of_users.get(key, ())
+            self._users[key] = _counted(held, self._now, half_life, self._user_ahead, 0.0)
+        return self._users[key]
 
     def _milli(self, request: SliceRequest) -> int:
         """Return what a request takes of all its devices together (on the first that could hold it)."""
@@ -124,7 +133,16 @@ class FairShares:
         return known[1]
 
 
-_ARRIVAL = attrgetter("since", "number")
+def _counted(holdings: Iterable[Holding], now: float, half_life: float, ahead: float, used: float) -> float:
+    """Add to ``used`` what is held: its :func:`faded_use` until now, and ``ahead`` seconds more."""
+    memory = half_life / math.log(2)
+    for holding in holdings:
+        milli, held = holding.milli, min(holding.since, now) - now
+        used = used + milli * memory * (1.0 - math.exp(held / memory)) + milli * ahead
+    return used
+
+
+_ARRIVAL, _SINCE, _NUMBER = attrgetter("since", "number"), attrgetter("since"), attrgetter("number")
 
 
 def turns(queue: Iterable[Waiter], shares: FairShares) -> Iterator[Waiter]:
@@ -133,39 +151,46 @@ def turns(queue: Iterable[Waiter], shares: FairShares) -> Iterator[Waiter]:
     Whoever takes one charges it to the tally before asking for the next, which
     then comes from whoever has had less.
     """
-    by_rank: dict[tuple[bool, int], list[Waiter]] = {}
+    users: defaultdict[tuple[bool, int, str, str], list[Waiter]] = defaultdict(list)
     for waiter in queue:
-        by_rank.setdefault((waiter.batch, -waiter.priority), []).append(waiter)
+        users[waiter.batch, waiter.priority, waiter.course, waiter.user].append(waiter)
+    by_rank: defaultdict[tuple[bool, int], list[list[Waiter]]] = defaultdict(list)
+    for waiters in users.values():
+        # Twice by one number is faster than once by a pair.
+        waiters.sort(key=_NUMBER, reverse=True)
+        waiters.sort(key=_SINCE, reverse=True)
+        by_rank[waiters[-1].rank].append(waiters)
     for rank in sorted(by_rank):
-        yield from _fair_turns(sorted(by_rank[rank], key=_ARRIVAL), shares)
+        yield from _fair_turns(by_rank[rank], shares)
 
 
-_Users = list[tuple[tuple[float, float, int], deque[Waiter]]]
+_Users: TypeAlias = list[tuple[tuple[float, float, int], list[Waiter]]]
 
 
-def _fair_turns(arrivals: Sequence[Waiter], shares: FairShares) -> Iterator[Waiter]:
-    """Yield waiters of one rank, given in order of arrival."""
+def _fair_turns(users: list[list[Waiter]], shares: FairShares) -> Iterator[Waiter]:
+    """Yield waiters of one rank, given by user, each user's last arrival first."""
     courses: list[tuple[float, float, int, _Users]] = []
-    for course, users in _by_course(arrivals).items():
-        entries = [(shares.user_key(waiters[0]), waiters) for waiters in users.values()]
+    for course, of_course in _by_course(users).items():
+        entries = [(shares.user_key(waiters[-1]), waiters) for waiters in of_course]
         heapify(entries)
         # Courses that have had the same come by their first arrival.
-        courses.append((shares.course_key(course), entries[0][1][0].since, len(courses), entries))
+        courses.append((shares.course_key(course), entries[0][1][-1].since, len(courses), entries))
     heapify(courses)
     while courses:
         _, _, arrival, entries = heappop(courses)
         _, waiters = heappop(entries)
-        waiter = waiters.popleft()
+        waiter = waiters.pop()
         yield waiter
         # Only this course and user can have changed meanwhile.
         if waiters:
-            heappush(entries, (shares.user_key(waiters[0]), waiters))
+            heappush(entries, (shares.user_key(waiters[-1]), waiters))
         if entries:
-            heappush(courses, (shares.course_key(waiter.course), entries[0][1][0].since, arrival, entries))
+            heappush(courses, (shares.course_key(waiter.course), entries[0][1][-1].since, arrival, entries))
 
 
-def _by_course(arrivals: Iterable[Waiter]) -> dict[str, dict[str, deque[Waiter]]]:
-    courses: dict[str, dict[str, deque[Waiter]]] = {}
-    for waiter in arrivals:
-        courses.setdefault(waiter.course, {}).setdefault(waiter.user, deque()).append(waiter)
+def _by_course(users: list[list[Waiter]]) -> dict[str, list[list[Waiter]]]:
+    """Return the users of each course, courses by their first arrival."""
+    courses: defaultdict[str, list[list[Waiter]]] = defaultdict(list)
+    for waiters in sorted(users, key=lambda waiters: _ARRIVAL(waiters[-1])):
+        courses[waiters[-1].course].append(waiters)
     return courses

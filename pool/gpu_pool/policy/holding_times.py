@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, TypeAlias
 
 from gpu_pool.policy.queue_state import Holding, HoldingTime
@@ -19,6 +20,8 @@ MOST_ALIKE: Final = 100
 _ROUNDING: Final = 1e-9
 #: A course and a size, a course, or all leases.
 _Kind: TypeAlias = tuple[str, int] | str | None
+#: Times after which leases ended, ascending, and the part of leases that last longer.
+_Curve: TypeAlias = tuple[list[float], list[float]]
 
 
 class HoldingTimes:
@@ -29,15 +32,14 @@ class HoldingTimes:
     """
 
     def __init__(self, ended: Iterable[HoldingTime], holdings: Iterable[Holding], now: float) -> None:
-        self._ended: dict[_Kind, list[float]] = defaultdict(list)
-        self._going_on: dict[_Kind, list[float]] = defaultdict(list)
+        self._ended: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        self._going_on: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         for each in ended:
-            for kind in _kinds(each.course, each.milli):
-                self._ended[kind].append(each.seconds)
+            self._ended[each.course, each.milli].append(each.seconds)
         for holding in holdings:
-            for kind in _kinds(holding.course, holding.milli):
-                self._going_on[kind].append(now - holding.since)
-        self._curves: dict[_Kind, tuple[list[float], list[float]]] = {}
+            self._going_on[holding.course, holding.milli].append(now - holding.since)
+        #: None of which too few are known.
+        self._curves: dict[_Kind, _Curve | None] = {}
 
     def knows(self, course: str, milli: int) -> bool:
         """Whether enough are known to say how long a lease of this course and size lasts."""
@@ -59,21 +61,33 @@ class HoldingTimes:
         end = bisect_left(lasting, -left, lo=first, key=lambda each: -each)
         return times[end] - age if end < len(times) else math.inf
 
-    def _curve(self, course: str, milli: int) -> tuple[list[float], list[float]] | None:
+    def _curve(self, course: str, milli: int) -> _Curve | None:
         """Return the curve of the narrowest kind of which enough are known; None where of none are."""
+        curves = self._curves
         for kind in _kinds(course, milli):
-            if len(self._ended.get(kind, ())) >= FEWEST:
-                if kind not in self._curves:
-                    self._curves[kind] = _survival(self._ended[kind], self._going_on[kind])
-                return self._curves[kind]
+            if kind not in curves:
+                ended = _of_kind(self._ended, kind)
+                enough = len(ended) >= FEWEST
+                curves[kind] = _survival(ended, _of_kind(self._going_on, kind)) if enough else None
+            curve = curves[kind]
+            if curve is not None:
+                return curve
         return None
+
+
+def _of_kind(times: Mapping[tuple[str, int], list[float]], kind: _Kind) -> list[float]:
+    """Return those of a course and size, of a course, or all."""
+    if isinstance(kind, tuple):
+        return times.get(kind, [])
+    found = (some for (course, _), some in times.items() if kind is None or course == kind)
+    return list(chain.from_iterable(found))
 
 
 def _kinds(course: str, milli: int) -> tuple[_Kind, _Kind, _Kind]:
     return (course, milli), course, None
 
 
-def _survival(ended: Sequence[float], going_on: Sequence[float]) -> tuple[list[float], list[float]]:
+def _survival(ended: Sequence[float], going_on: Sequence[float]) -> _Curve:
     """Return the times after which leases ended, ascending, and the part of leases that last longer."""
     times: list[float] = []
     lasting: list[float] = []

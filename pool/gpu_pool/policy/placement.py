@@ -58,7 +58,18 @@ def _candidate(request: SliceRequest, device: Device, rules: Rules) -> Slice | N
     return part if holds(part, rules) else None
 
 
-def place(request: SliceRequest, statuses: Sequence[DeviceStatus], rules: Rules) -> tuple[Slice, ...] | None:
+def with_room(statuses: Iterable[DeviceStatus]) -> dict[str, DeviceStatus]:
+    """Return by uuid, in their order, the devices on which anything could fit now: few of a full pool."""
+    return {
+        each.device.uuid: each
+        for each in statuses
+        if not each.drained
+        # A part of a MIG instance may be less than a thousandth of a GPU.
+        and (each.held_milli < each.milli or each.device.unbounded or each.device.mig_profile is not None)
+    }
+
+
+def place(request: SliceRequest, statuses: Iterable[DeviceStatus], rules: Rules) -> tuple[Slice, ...] | None:
     """Choose devices for the request, or None when it does not fit now."""
     least = request.milli or 0
     fitting = (

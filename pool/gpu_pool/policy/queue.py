@@ -11,7 +11,9 @@ passed over, and gets devices emptied for it once it has waited long enough.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 from gpu_pool.policy import placement
@@ -78,22 +80,40 @@ class _Round:
     """One decision in the making."""
 
     def __init__(self, now: Situation) -> None:
-        self._now = now
-        self._waiting = {waiter.number: waiter for waiter in now.queue}
-        self._statuses, self._rules = list(now.statuses), now.rules
+        self._now, self._rules = now, now.rules
+        #: Numbers of equal requests, by identity: hashing a request takes long.
+        self._numbers: dict[int, int] = {}
+        #: All of the queue by shape, in its order.
+        self._by_shape = self._shapes()
+        #: The devices that have room, in order of placement, and those that got fuller in this decision.
+        self._room = placement.with_room(now.statuses)
+        self._changed: dict[str, DeviceStatus] = {}
         self.grants: list[tuple[Waiter, tuple[Slice, ...]]] = []
+        self._granted: set[int] = set()
         #: What is reserved, and by number for whom.
         self._plan: Plan | None = None
         self._reserved: dict[int, Waiter] = {}
-        #: Whether it fits, by shape. What does not will not as long as nothing becomes free.
+        #: Whether it fits, by kind. What does not will not as long as nothing becomes free.
         self._fits: dict[_Kind, bool] = {}
-        #: One of each shape that fits.
+        #: One of each kind that fits.
         self._fits_one: dict[_Kind, Waiter] = {}
-        #: Whether it has given its slice back before the reservation begins, by shape.
+        #: Whether it has given its slice back before the reservation begins, by kind.
         self._is_short: dict[_Kind, bool] = {}
-        #: Numbers of equal requests, and the same by identity: hashing a request takes long.
-        self._numbers: dict[SliceRequest, int] = {}
-        self._known: dict[int, int] = {}
+
+    def _shapes(self) -> dict[_Kind, list[Waiter]]:
+        """Group the queue, in one pass without calls: it may be long."""
+        shapes: defaultdict[_Kind, list[Waiter]] = defaultdict(list)
+        known, equal = self._numbers, dict[SliceRequest, int]()
+        for waiter in self._now.queue:
+            request = waiter.request
+            number = known.get(id(request))
+            if number is None:
+                number = known[id(request)] = equal.setdefault(request, len(equal))
+            shapes[number, waiter.devices].append(waiter)
+        return shapes
+
+    def _shape(self, waiter: Waiter) -> _Kind:
+        return self._numbers[id(waiter.request)], waiter.devices
 
     @property
     def reservations(self) -> dict[int, tuple[str, ...]]:
@@ -116,25 +136,13 @@ class _Round:
     def _turns(self, waiters: Sequence[Waiter]) -> Iterable[Waiter]:
         return turns(waiters, self._shares) if len(waiters) > 1 else waiters
 
-    def _kind(self, waiter: Waiter) -> _Kind:
-        """Return what is the same for waiters of the same shape, and for them alone."""
-        request = waiter.request
-        number = self._known.get(id(request))
-        if number is None:
-            number = self._known[id(request)] = self._numbers.setdefault(request, len(self._numbers))
-        # A length matters only while something is kept free.
-        return (number, waiter.devices, *self._lasting(waiter)) if self._plan else (number, waiter.devices)
-
-    @staticmethod
-    def _lasting(waiter: Waiter) -> tuple[str, float | None, bool]:
-        return waiter.course, waiter.longest, waiter.is_said
-
     def grant(self) -> None:
         """Grant to everybody who can be placed: those with devices of their own, then by turn."""
         # Nothing is kept free for batch work while anybody else waits.
-        self._keep([waiter for waiter in self._not_giving_way() if waiter.reserved])
+        reserved = [waiter for waiter in self._now.queue if waiter.reserved]
+        self._keep(reserved if self._is_all_batch() else [w for w in reserved if not w.batch])
         for waiter in list(self._turns([*self._reserved.values()])):
-            if self._plan is None or not self._try(waiter, self._statuses_of(self._plan.devices)):
+            if self._plan is None or not self._try(waiter, self._room_of(self._plan.devices)):
                 break
         while self._grant_by_turn():
             pass
@@ -144,8 +152,8 @@ class _Round:
         first = next(iter(self._turns(reserved)), None)
         if first is None or len(set(first.reserved)) != first.request.count:
             return
-        kind = self._kind(first)
-        same = [w for w in reserved if w.reserved == first.reserved and self._kind(w) == kind]
+        shape = self._shape(first)
+        same = [w for w in reserved if w.reserved == first.reserved and self._shape(w) == shape]
         plan = self._plans.plan(first, first.reserved)
         if plan is not None and self._plans.is_worth_it(plan, same, is_kept=True):
             self._set(plan, same)
@@ -158,33 +166,57 @@ class _Round:
         """Return all that wait for such a size; of those who need one device each, that one alone."""
         if first.request.count == 1:
             return [first]  # the next of them may find room on any other device
-        number, waiting = self._kind(first)[:2], self._waiting.values()
-        return [w for w in waiting if w.batch == first.batch and self._kind(w)[:2] == number]
+        alike = self._by_shape[self._shape(first)]
+        return [w for w in alike if w.batch == first.batch and w.number not in self._granted]
 
-    def _not_giving_way(self) -> list[Waiter]:
-        """Return those who wait and are not batch work; all of them where there is nothing else."""
-        waiting = list(self._waiting.values())
-        return [waiter for waiter in waiting if not waiter.batch] or waiting
+    def _is_all_batch(self) -> bool:
+        """Whether nobody waits but batch work."""
+        return all(waiter.batch for waiter in self._now.queue if waiter.number not in self._granted)
 
     def _grant_by_turn(self) -> bool:
         """Go through the queue once; return whether a reservation became needless on the way."""
         self._fits.clear()
         self._fits_one.clear()
         was_reserved = self._plan is not None
-        able = [waiter for waiter in self._waiting.values() if self._may_fit(waiter)]
-        for waiter in self._turns(able):
+        for waiter in self._turns(self._able()):
             if self._may_fit(waiter) and self._try(waiter, self._usable(waiter)):
                 self._forget_what_fitted()
                 if not self._fits_one:
                     break
         return was_reserved and self._plan is None
 
-    def _fits_key(self, waiter: Waiter) -> _Kind:
-        return (waiter.number,) if waiter.number in self._reserved else self._kind(waiter)
+    def _able(self) -> list[Waiter]:
+        """Return those who wait for what fits now."""
+        able: list[Waiter] = []
+        for waiters in self._by_shape.values():
+            # Most shapes fit nowhere: then none of those who ask for one is looked at.
+            if placement.place(waiters[0].request, self._at_home(waiters[0]), self._rules) is not None:
+                for alike in self._of_each_kind([w for w in waiters if w.number not in self._granted]):
+                    able += alike if self._may_fit(alike[0]) else ()
+        return able
+
+    def _of_each_kind(self, waiters: list[Waiter]) -> Iterable[list[Waiter]]:
+        """Group waiters of one shape by kind, again without calls."""
+        if self._plan is None:
+            return filter(None, [waiters])
+        kinds: defaultdict[Hashable, list[Waiter]] = defaultdict(list)
+        for waiter in waiters:
+            number = waiter.number
+            lasting = waiter.course, waiter.longest, waiter.is_said
+            kinds[number if number in self._reserved else lasting].append(waiter)
+        return kinds.values()
+
+    def _kind(self, waiter: Waiter) -> _Kind:
+        """Return what is the same for waiters of whom all fit, or none, and for them alone."""
+        if self._plan is None:  # a length matters only while something is kept free
+            return self._shape(waiter)
+        if waiter.number in self._reserved:
+            return (waiter.number,)
+        return (*self._shape(waiter), *self._lasting(waiter))
 
     def _may_fit(self, waiter: Waiter) -> bool:
         """Whether what it asks for fitted when it was last tried."""
-        key = self._fits_key(waiter)
+        key = self._kind(waiter)
         fits = self._fits.get(key)
         if fits is None:
             fits = self._fits[key] = self._fits_now(waiter)
@@ -213,27 +245,43 @@ class _Round:
                 self._set(self._plan, self._all_like(first))
             return
         policy, now = self._now.policy, self._now.now
-        late = [waiter for waiter in self._not_giving_way() if now - waiter.since >= policy.drain_after]
+        late = self._late()
         if not late:
             return
-        plans = Plans(self._now, self._statuses, [*self._now.holdings, *map(self._as_held, self.grants)])
-        late = self._first_of_each(late)
-        hindered = {self._kind(one): one for one in late}
-        hindered = {kind: one for kind, one in hindered.items() if plans.is_hindered(one)}
-        for waiter in self._turns([waiter for waiter in late if self._kind(waiter) in hindered]):
-            kind = self._kind(waiter)
-            if kind in hindered and now - waiter.since >= self._patience(waiter, policy):
-                del hindered[kind]
+        plans = Plans(self._now, self._left(), [*self._now.holdings, *map(self._as_held, self.grants)])
+        hindered = {shape: waiters for shape, waiters in late.items() if plans.is_hindered(waiters[0])}
+        for waiter in self._turns(self._first_of_each(chain.from_iterable(hindered.values()))):
+            shape = self._shape(waiter)
+            if shape in hindered and now - waiter.since >= self._patience(waiter, policy):
+                del hindered[shape]
                 plan, same = plans.plan(waiter), self._all_like(waiter)
                 if plan is not None and plans.is_worth_it(plan, same):
                     self._set(plan, same)
                     return
 
+    def _late(self) -> dict[_Kind, list[Waiter]]:
+        """Return by shape those who have waited so long that devices may be kept free for them."""
+        now, after, batch_too = self._now.now, self._now.policy.drain_after, self._is_all_batch()
+        late = {
+            shape: [
+                w
+                for w in waiters
+                if now - w.since >= after and (batch_too or not w.batch) and w.number not in self._granted
+            ]
+            for shape, waiters in self._by_shape.items()
+        }
+        return {shape: waiters for shape, waiters in late.items() if waiters}
+
+    def _left(self) -> list[DeviceStatus]:
+        """Return all devices as they are once all has been granted."""
+        changed = self._changed
+        return [changed.get(status.device.uuid, status) for status in self._now.statuses]
+
     def _first_of_each(self, waiters: Iterable[Waiter]) -> list[Waiter]:
         """Return who came first of those of one user who ask for the same: the others come after."""
         first: dict[Hashable, Waiter] = {}
         for waiter in waiters:
-            key = (self._kind(waiter), waiter.rank, waiter.course, waiter.user)
+            key = (self._shape(waiter), waiter.rank, waiter.course, waiter.user)
             known = first.setdefault(key, waiter)
             if (waiter.since, waiter.number) < (known.since, known.number):
                 first[key] = waiter
@@ -248,37 +296,51 @@ class _Round:
         """Return how long the waiter waits before devices are kept free for it, in seconds."""
         return policy.drain_after * (_MORE_PATIENCE if self._shares.goes_over(waiter) else 1)
 
-    def _try(self, waiter: Waiter, statuses: Sequence[DeviceStatus]) -> bool:
+    def _try(self, waiter: Waiter, statuses: Iterable[DeviceStatus]) -> bool:
         parts = placement.place(waiter.request, statuses, self._rules)
         if parts is None:
             return False
-        self._statuses = placement.deduct(self._statuses, parts)
+        self._take(parts)
         if "_shares" in self.__dict__:
             self._shares.charge(waiter)
         self._reserved.pop(waiter.number, None)
-        if not self._reserved:
+        if not self._reserved and self._plan is not None:
             self._plan = None
-        del self._waiting[waiter.number]
+            self._fits.clear()  # what was kept free is there for all
+        self._granted.add(waiter.number)
         self.grants.append((waiter, parts))
         return True
 
-    def _usable(self, waiter: Waiter) -> list[DeviceStatus]:
+    def _take(self, parts: Sequence[Slice]) -> None:
+        taken = [self._room[part.device.uuid] for part in parts]
+        for status in placement.deduct(taken, parts):
+            # One that is full now stays among them: it is passed over as quickly.
+            self._room[status.device.uuid] = self._changed[status.device.uuid] = status
+
+    def _at_home(self, waiter: Waiter) -> Collection[DeviceStatus]:
+        """Return the devices with room that the waiter may have, whoever they are kept free for."""
+        return self._room_of(waiter.devices) if waiter.devices else self._room.values()
+
+    def _room_of(self, uuids: Collection[str]) -> list[DeviceStatus]:
+        return [status for uuid, status in self._room.items() if uuid in uuids]
+
+    def _usable(self, waiter: Waiter) -> Collection[DeviceStatus]:
         """Return the devices that the waiter may be placed on, those that are kept free for others last."""
-        home = waiter.devices
-        statuses = [s for s in self._statuses if s.device.uuid in home] if home else self._statuses
+        statuses = self._at_home(waiter)
         if self._plan is None or waiter.number in self._reserved:
             return statuses
         kept = self._plan.devices
         others = [status for status in statuses if status.device.uuid not in kept]
-        if self._ends_before_start(waiter, self._plan.start):
+        if len(others) < len(statuses) and self._ends_before_start(waiter, self._plan.start):
             others += [status for status in statuses if status.device.uuid in kept]
         return others
 
     def _ends_before_start(self, waiter: Waiter, start: float) -> bool:
-        kind = self._kind(waiter)
+        kind = (*self._shape(waiter), *self._lasting(waiter))
         if kind not in self._is_short:
             self._is_short[kind] = self._plans.ends_before(waiter, start)
         return self._is_short[kind]
 
-    def _statuses_of(self, uuids: Sequence[str]) -> list[DeviceStatus]:
-        return [status for status in self._statuses if status.device.uuid in uuids]
+    @staticmethod
+    def _lasting(waiter: Waiter) -> tuple[str, float | None, bool]:
+        return waiter.course, waiter.longest, waiter.is_said

@@ -75,12 +75,11 @@ class Holding:
     since: float = 0.0
     #: Whether ``ends_by`` follows from a length that was said, which is believed.
     is_said: bool = False
+    #: What it holds of all its devices together: added up once, since decisions ask for it over and over.
+    milli: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def milli(self) -> int:
-        """What it holds of all its devices together."""
-        parts = self.parts
-        return parts[0].milli if len(parts) == 1 else sum(part.milli for part in parts)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "milli", sum(part.milli for part in self.parts))
 
 
 @dataclass(frozen=True, slots=True)

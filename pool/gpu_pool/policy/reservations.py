@@ -76,7 +76,7 @@ class Plans:
 
     def plan(self, waiter: Waiter, among: Collection[str] = ()) -> Plan | None:
         """Return where the waiter could start soonest, on any devices or among some; None for nowhere."""
-        able = [part for part in self._able(waiter) if not among or part.device.uuid in among]
+        able = self._able(waiter, among)
         count = waiter.request.count
         if placement.most_together(able) < count:
             return None
@@ -124,10 +124,11 @@ class Plans:
         sure = 1.0 - (1.0 - _SURE) * min(1.0, milli / (waiter.request.count * WHOLE))
         return self._length(waiter, milli, sure) <= start - self._now
 
-    def _able(self, waiter: Waiter) -> list[Slice]:
-        """Return its slice on every device that could ever hold it."""
-        home = waiter.devices
-        devices = (s.device for uuid, s in self._statuses.items() if not home or uuid in home)
+    def _able(self, waiter: Waiter, among: Collection[str] = ()) -> list[Slice]:
+        """Return its slice on every device, or every one of some, that could ever hold it."""
+        statuses, home = self._statuses, waiter.devices
+        some = [uuid for uuid in statuses if uuid in among] if among else statuses
+        devices = (statuses[uuid].device for uuid in some if not home or uuid in home)
         return list(placement.candidates(waiter.request, devices, self._rules))
 
     def _is_hindered_on(self, part: Slice) -> bool:

@@ -111,6 +111,8 @@ class Simulation:
         self._all = len(self._coming)
         self._arrivals: dict[int, Arrival] = {}
         self._queue: dict[int, Waiter] = {}
+        #: Numbers of those for whom the last decision kept devices free.
+        self._reserved: frozenset[int] = frozenset()
         self._held: dict[int, Holding] = {}
         self._statuses = {d.uuid: DeviceStatus(d, 0, 0, 0, 0, rules.device_milli) for d in devices}
         self._usage = RunningUsage(policy)
@@ -196,10 +198,12 @@ class Simulation:
             del self._queue[waiter.number]
             heappush(self._events, (now + arrival.stay, waiter.number))
             self.outcomes.append(ArrivalOutcome(arrival, now, holding.milli, waiter.number))
-        for number, waiter in self._queue.items():
-            reserved = decision.reservations.get(number, ())
-            if waiter.reserved != reserved:
-                self._queue[number] = replace(waiter, reserved=reserved)
+        reserved = decision.reservations
+        for number in (self._reserved | reserved.keys()) & self._queue.keys():
+            waiter = self._queue[number]
+            if waiter.reserved != reserved.get(number, ()):
+                self._queue[number] = replace(waiter, reserved=reserved.get(number, ()))
+        self._reserved = frozenset(reserved)
 
 
 K = TypeVar("K", bound=Hashable)
