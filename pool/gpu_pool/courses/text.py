@@ -133,7 +133,7 @@ class _Reader:
             is_comment = "#" in self.text[self.line(event.start_mark)]
             remedy = f"What begins with # is a comment. {_QUOTE}" if is_comment else _WRITE
             self._refuse(event, place, "is empty.", remedy)
-        elif value[0] in _CURLY and value[-1] in _CURLY:
+        elif len(value) > 1 and value[0] in _CURLY and value[-1] in _CURLY:
             self._refuse(
                 event,
                 place,

@@ -113,7 +113,13 @@ def test_a_course_cannot_be_changed() -> None:
         read(LEAST).title = "Another"  # type: ignore[misc]
 
 
-lines = some.text(some.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=20)
+#: Quotes of word processors are refused around a text.
+CURLY = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
+lines = some.text(
+    some.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters=CURLY),
+    min_size=1,
+    max_size=20,
+)
 shares = some.integers(1, 1000).map(lambda milli: f"{milli / 10:.1f}%")
 memory = some.integers(1, 10**6)
 seconds = some.integers(1, 10**6).map(lambda number: format_duration(number))
@@ -123,6 +129,11 @@ hours = some.builds(
     some.integers(0, 1439),
     some.just(1440),
 )
+
+
+@pytest.mark.parametrize("quote", CURLY)
+def test_a_quote_alone_is_a_text(quote: str) -> None:
+    assert read(LEAST.replace("Any", quote)).title == quote
 
 
 @given(
