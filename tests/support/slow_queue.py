@@ -119,7 +119,8 @@ class _Slow:
             what = first.reserved, first.request, first.devices
             same = [waiter for waiter in earlier if (waiter.reserved, waiter.request, waiter.devices) == what]
             plan = self.plans.plan(first, first.reserved)
-            if plan is not None and self.plans.is_worth_it(plan, same, is_kept=True):
+            fitting = [waiter for waiter in self.waiting if self.fits(waiter)]
+            if plan is not None and self.plans.is_worth_it(plan, same, fitting, is_kept=True):
                 self.plan, self.reserved = plan, same
         for waiter in self.turns(list(self.reserved)):
             kept = self.plan.devices if self.plan else ()
@@ -183,7 +184,7 @@ class _Slow:
             if what not in tried and now - waiter.since >= after * (16 if is_over else 1):
                 tried.append(what)
                 plan = plans.plan(waiter)
-                if plan is not None and plans.is_worth_it(plan, self.like(waiter)):
+                if plan is not None and plans.is_worth_it(plan, self.like(waiter), self.waiting):
                     self.plan, self.reserved = plan, self.like(waiter)
                     return
 

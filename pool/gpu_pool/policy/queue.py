@@ -155,7 +155,9 @@ class _Round:
         shape = self._shape(first)
         same = [w for w in reserved if w.reserved == first.reserved and self._shape(w) == shape]
         plan = self._plans.plan(first, first.reserved)
-        if plan is not None and self._plans.is_worth_it(plan, same, is_kept=True):
+        # Nothing is kept free yet in this decision: whoever fits could have it.
+        others = self._able() if first.request.count == 1 else ()
+        if plan is not None and self._plans.is_worth_it(plan, same, others, is_kept=True):
             self._set(plan, same)
 
     def _set(self, plan: Plan, waiters: Iterable[Waiter]) -> None:
@@ -255,7 +257,8 @@ class _Round:
             if shape in hindered and now - waiter.since >= self._patience(waiter, policy):
                 del hindered[shape]
                 plan, same = plans.plan(waiter), self._all_like(waiter)
-                if plan is not None and plans.is_worth_it(plan, same):
+                left = (w for w in self._now.queue if w.number not in self._granted)
+                if plan is not None and plans.is_worth_it(plan, same, left):
                     self._set(plan, same)
                     return
 

@@ -16,7 +16,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.holding_times import HoldingTimes
 from gpu_pool.policy.placement import more
 from gpu_pool.policy.queue_state import Holding, Situation, Waiter
-from gpu_pool_client import WHOLE, DeviceStatus, Slice
+from gpu_pool_client import WHOLE, DeviceStatus, Slice, SliceRequest
 from gpu_pool_client._free import fits
 
 #: A lease likely ends when this part of those like it that lasted as long have ended.
@@ -30,6 +30,10 @@ _SHARE_IF_SAID: Final = 1.0
 #: Waiting longer than this, in seconds, does not add to that: whose devices did not become free by then may
 #: wait for leases of which nobody knows when they end, and what was kept idle for it so far was idle in vain.
 _LONGEST_WAIT: Final = 8 * 3600.0
+#: What one device leaves idle counts so many times more where smaller ones wait for as much as a device, and
+#: the less so the longer the request has waited, so that nobody starves. One device becomes free by chance
+#: as well, sooner or later; several together do not.
+_CROWDED: Final = 3.0
 #: What is kept already may cost so much more: ends move to and fro by little.
 _SLACK: Final = 1.25
 #: How long a request is supposed to be held of which nothing is known, in seconds.
@@ -63,6 +67,8 @@ class Plans:
             for part in holding.parts:
                 self._held[part.device.uuid].append((holding, part))
         self._ends: dict[str, list[tuple[float, Slice]]] = {}
+        #: By identity, since hashing a request takes long; the request is kept, so that it stays the same.
+        self._sizes: dict[int, tuple[SliceRequest, int]] = {}
 
     def is_hindered(self, waiter: Waiter) -> bool:
         """Whether leases stand in its way whose next end need not make room for it.
@@ -99,17 +105,43 @@ class Plans:
             all(holding.is_said for uuid in chosen for holding, _ in self._held.get(uuid, ())),
         )
 
-    def is_worth_it(self, plan: Plan, waiters: Sequence[Waiter], *, is_kept: bool = False) -> bool:
+    def is_worth_it(
+        self, plan: Plan, waiters: Sequence[Waiter], others: Iterable[Waiter], *, is_kept: bool = False
+    ) -> bool:
         """Whether what the plan keeps idle is worth it for those who would start there one after the other.
 
         That is at most what they ask for times how long that is likely held, and a share of the pool
-        for as long as the first of them has waited; somewhat more where it is kept since earlier.
+        for as long as the first of them has waited (for less than a device, as much less of it); somewhat
+        more where it is kept since earlier. What one device leaves idle counts more where smaller ones of the
+        ``others`` wait for it, at first.
         """
         worth = sum(self._worth(waiter) for waiter in waiters)
         waited = min(_LONGEST_WAIT, self._now - min(waiter.since for waiter in waiters))
-        share = _SHARE_IF_SAID if plan.is_said else _SHARE
-        slack = _SLACK if is_kept else 1.0
-        return plan.idle <= slack * (worth + share * self._capacity * waited)
+        share = self._part(waiters[0]) * (_SHARE_IF_SAID if plan.is_said else _SHARE)
+        bound = (_SLACK if is_kept else 1.0) * (worth + share * self._capacity * waited)
+        if plan.idle > bound or len(plan.devices) > 1:
+            return plan.idle <= bound
+        crowded = _CROWDED * (1.0 - waited / _LONGEST_WAIT)
+        return plan.idle * (1.0 + crowded * self._wanted(waiters[0], others)) <= bound
+
+    def _part(self, waiter: Waiter) -> float:
+        """Return the part of a device that it asks for: 1 for one or more."""
+        return min(1.0, self._milli(waiter) / WHOLE)
+
+    def _wanted(self, waiter: Waiter, others: Iterable[Waiter]) -> float:
+        """Return the part of a device that those wait for who ask for less than the waiter: at most its own.
+
+        Batch work does not count beside what is not: it can wait.
+        """
+        milli = self._milli(waiter)
+        counted = (each for each in others if each.request.count == 1 and (waiter.batch or not each.batch))
+        smaller = map(self._milli, counted)
+        wanted = 0
+        for each in smaller:
+            wanted += each if each < milli else 0
+            if wanted >= milli:
+                break
+        return min(wanted, milli) / WHOLE
 
     def has_begun(self, waiter: Waiter, plan: Plan) -> bool:
         """Whether one lease of the waiter's size, or a larger one, holds the plan's devices."""
@@ -136,9 +168,12 @@ class Plans:
         return any(_is_in_the_way(other, part) for _, other in self._held.get(part.device.uuid, ()))
 
     def _milli(self, waiter: Waiter) -> int:
-        devices = (status.device for status in self._statuses.values())
-        part = next(placement.candidates(waiter.request, devices, self._rules), None)
-        return part.milli * waiter.request.count if part else 1
+        request = waiter.request
+        if id(request) not in self._sizes:
+            devices = (status.device for status in self._statuses.values())
+            part = next(placement.candidates(request, devices, self._rules), None)
+            self._sizes[id(request)] = request, part.milli * request.count if part else 1
+        return self._sizes[id(request)][1]
 
     def _worth(self, waiter: Waiter) -> float:
         milli = self._milli(waiter)

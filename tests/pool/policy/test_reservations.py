@@ -90,6 +90,42 @@ def test_the_gpu_that_small_leases_hold_is_emptied_and_not_the_one_that_is_free_
     assert asked([large], [*whole[1:], *small], now=HOUR + 600).grants[0][1][0].device.uuid == ALL[0]
 
 
+def between(first: float, second: float) -> list[Holding]:
+    """Three GPUs held as wholes for long, and two leases on the fourth that end at these times."""
+    whole = [until(index, 1000, 9 * HOUR) for index in range(3)]
+    return [*whole, until(3, 500, first), holding(3, 500, second, since=-9 * HOUR)]
+
+
+def test_a_gpu_is_not_emptied_for_one_while_smaller_ones_wait_for_much_of_it() -> None:
+    held = between(HOUR + 1200, 2 * HOUR)
+    large = waiter(1, "1", since=0.0, longest=60.0)
+
+    def reserved(text: str, **facts: object) -> bool:
+        return bool(asked([large, waiter(2, text, user="u2", since=HOUR, **facts)], held).reservations)
+
+    assert reserved("2%")
+    assert not reserved("60%")
+    # Batch work can wait, and those who ask for as much come after.
+    assert reserved("60%", batch=True)
+    assert reserved("1")
+
+
+def test_a_gpu_that_is_being_emptied_is_given_up_when_smaller_ones_could_have_what_idles() -> None:
+    held = between(0.0, 2 * HOUR)
+    del held[3]
+    large = waiter(1, "1", since=0.0, longest=60.0, reserved=ALL[3:])
+    alone = asked([large, waiter(2, "60%", since=HOUR)], held)
+    assert alone.reservations == {1: ALL[3:]}  # it would not fit anyway
+    assert granted(alone) == []
+    assert granted(asked([large, waiter(2, "50%", since=HOUR)], held)) == [2]
+
+
+def test_less_may_idle_for_who_asks_for_less_than_a_gpu() -> None:
+    held = between(HOUR + 1200, HOUR + 5600)
+    assert asked([waiter(1, "1", since=0.0, longest=60.0)], held).reservations
+    assert not asked([waiter(1, "60%", since=0.0, longest=60.0)], held).reservations
+
+
 def test_nothing_is_kept_free_for_ever_for_whoever_has_waited_for_ever() -> None:
     # The next start is so far away that it was not worth it, however long somebody has waited for it.
     held = [until(0, 1000, 40 * HOUR)]
