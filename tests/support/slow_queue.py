@@ -69,11 +69,8 @@ class _Slow:
         )
 
     def part(self, course: str) -> float:
-        waiting, holding = (
-            {each.course for each in self.now.queue},
-            {each.course for each in self.now.holdings},
-        )
-        active = self.now.courses | waiting | holding
+        others = [each for each in self.now.queue if not each.batch] or self.now.queue
+        active = {each.course for each in (*others, *self.now.holdings)}
         weights = sum(self.now.policy.weight(each) for each in active) or 1.0
         return self.now.policy.weight(course) / weights * sum(status.milli for status in self.now.statuses)
 

@@ -33,6 +33,17 @@ def faded_use(milli: float, began: float, ended: float, now: float, half_life: f
     return milli * memory * (math.exp((ended - now) / memory) - math.exp((began - now) / memory))
 
 
+def courses_in_turn(waiting: Iterable[tuple[str, bool]]) -> frozenset[str]:
+    """Return the courses among which the pool is shared, of those who wait: (course, whether batch work).
+
+    Batch work has a part only where nothing else waits: others are to get what they get without it.
+    """
+    courses = set(waiting)
+    return frozenset(course for course, batch in courses if not batch) or frozenset(
+        course for course, _ in courses
+    )
+
+
 class FairShares:
     """What every course and user has had and has: held slices, and what is left of earlier use."""
 
@@ -54,9 +65,8 @@ class FairShares:
         self._users: dict[tuple[str, str], float] = {}
         self._held: defaultdict[str, int] = defaultdict(int)
         self._capacity = sum(status.milli for status in statuses)
-        active = (
-            situation.courses | {waiter.course for waiter in queue} | {holding.course for holding in holdings}
-        )
+        waiting = situation.courses or courses_in_turn((waiter.course, waiter.batch) for waiter in queue)
+        active = waiting | {holding.course for holding in holdings}
         self._weights = sum(policy.weight(course) for course in active) or 1.0
         #: By identity: the same few objects are asked for over and over, and hashing one takes long.
         self._sizes: dict[int, tuple[SliceRequest, int]] = {}

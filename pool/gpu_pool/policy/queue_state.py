@@ -133,7 +133,7 @@ class Situation:
     policy: Policy
     usage: Usage
     now: float
-    #: Courses of waiters that are left out of ``queue``.
+    #: The courses whose leases wait, where some are left out of ``queue``; see ``fairness.courses_in_turn``.
     courses: frozenset[str] = frozenset()
     #: Of leases that have ended, the latest of each course and size: what is known of how long others last.
     history: Sequence[HoldingTime] = ()

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 from gpu_pool.clock import Clock
 from gpu_pool.policy import forecast as forecasting
 from gpu_pool.policy import placement, queue
+from gpu_pool.policy.fairness import courses_in_turn
 from gpu_pool.policy.holding_times import FEWEST, MOST_ALIKE
 from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import HoldingTime, Rules
@@ -127,7 +128,8 @@ class StoredQueue:
             return 0
         rows = self._db.run("waiters").fetchall()
         waiters = [self._waiter(row) for row in rows if row["reserved"] or _wanted(row) in fits]
-        now = replace(self._situation(waiters), courses=frozenset(row["course"] for row in rows))
+        courses = courses_in_turn((row["course"], self._is_batch(row)) for row in rows)
+        now = replace(self._situation(waiters), courses=courses)
         grants = queue.grant(now).grants
         for waiter, parts in grants:
             self._grant(waiter, parts, now.now)
@@ -236,11 +238,14 @@ class StoredQueue:
             since=row["waiting_since"],
             priority=self.sharing.priority(row["user"], row["course"]),
             reserved=tuple(row["reserved"].split(",")) if row["reserved"] else (),
-            batch=bool(row["batch"]) or course.batch,
+            batch=self._is_batch(row),
             is_parked=bool(row["home"]),
             longest=request.at_most(course.longest_lease),
             is_said=request.length is not None,
         )
+
+    def _is_batch(self, row: Row) -> bool:
+        return bool(row["batch"]) or self.sharing.courses.get(row["course"], self.sharing.default).batch
 
     def _holding(self, row: sqlite3.Row) -> Holding:
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])

@@ -43,6 +43,17 @@ def test_nothing_that_another_could_have_is_granted_to_batch_work(
     )
 
 
+def test_a_course_that_waits_with_batch_work_alone_takes_nothing_from_the_parts_of_others() -> None:
+    # With a third of the pool, and not a half, the first course would be over its part.
+    names = ["one", "one", *["two"] * 6]
+    held = [holding(index // 2, 500, ends_by=4060.0, course=name) for index, name in enumerate(names)]
+    line = [waiter(1, "1", course="one")]
+    batch = waiter(2, "1", course="three", batch=True)
+    decision = decided([*line, batch], held, now=4000.0)
+    assert decision.reservations
+    assert decision.reservations == decided(line, held, now=4000.0).reservations
+
+
 def _is_of(number: int, line: list[Waiter]) -> bool:
     return any(each.number == number for each in line)
 
