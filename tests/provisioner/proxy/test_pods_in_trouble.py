@@ -112,7 +112,7 @@ async def test_what_a_pool_refuses_is_what_the_cell_reads_and_the_next_cell_asks
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs
         assert "This cell did not run. Your home is on a machine without a GPU. Tell your teacher." in error
-        assert await jupyter_env.is_empty()
+        await eventually(jupyter_env.is_empty)
         assert await km.is_alive()
         pods.fault = None
         assert (await page.run("print('well')").done()).outputs == ["well\n"]
