@@ -32,6 +32,8 @@ _PORTS_TAKEN: Final = (
 KEEP: Final = "gpu_pool_keep"
 #: Seconds in which an idle kernel answers; one that does not is left alone.
 _ANSWERS_WITHIN: Final = 5.0
+#: Seconds in which the last that an ended kernel has sent arrives.
+_LAST_WITHIN: Final = 1.0
 #: What a Python kernel that has not initialised CUDA sees of its devices.
 _VISIBLE: Final = "__import__('os').environ.update({!r})"
 #: The variables that say so, the first of them always.
@@ -64,6 +66,8 @@ class KernelWork:
         self._pool = pool
         self.front: dict[str, Channel] = {}
         self.run: KernelRun | None = None
+        #: Hears of the end of the kernel that runs.
+        self._following: asyncio.Task[None] | None = None
         self.backend: BackendConnection | None = None
 
     def begin(self, work: effects.Work) -> Coroutine[Any, Any, events.Event]:
@@ -176,13 +180,14 @@ class KernelWork:
         """Hear what a kernel that has answered says of its slice, and of its end."""
         run.relay.messages[KEEP] = lambda content: self._keep_as_said(run, content)
 
-        def ended(end: asyncio.Future[None]) -> None:
-            if end.cancelled() or run is not self.run:
-                return
+        self._following = asyncio.create_task(self._until_ended(run))
+
+    async def _until_ended(self, run: KernelRun) -> None:
+        await run.end
+        await run.relay.read_last(_LAST_WITHIN)
+        if run is self.run:
             message = "" if self.kernel.ending() else run.exit_message
             self._driver.post(events.TermsOver(run.taken) if run.taken is not None else events.Died(message))
-
-        run.end.add_done_callback(ended)
 
     def _keep_as_said(self, run: KernelRun, content: Mapping[str, Any]) -> None:
         seconds = content.get("seconds")

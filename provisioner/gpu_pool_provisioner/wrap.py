@@ -46,6 +46,7 @@ from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
 from gpu_pool_provisioner.launchers.pod import command_in_pod, folder_in_pod
 from gpu_pool_provisioner.launchers.process import die_with_parent, ended
 from gpu_pool_provisioner.proxy.backend import BackendConnection
+from gpu_pool_provisioner.proxy.channels import send_last
 from gpu_pool_provisioner.proxy.front import PortTakenError, bind_front
 from gpu_pool_provisioner.proxy.messages import introduction, session_of
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_requests
@@ -114,7 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Be the kernel until it ends; return its exit code."""
     options = _parser().parse_args(arguments)
     options.argv = [_naming(options.f, word) for word in options.argv]
-    return asyncio.run(_serve(options))
+    exit_code = asyncio.run(_serve(options))
+    send_last()
+    return exit_code
 
 
 def _naming(connection_file: str, word: str) -> str:

@@ -196,10 +196,7 @@ def test_what_is_no_peer_is_no_end_either() -> None:
     async def listen() -> None:
         where = _address()
         heard: list[list[zmq.Frame]] = []
-        channels = connect_back(
-            where,
-            dict.fromkeys((*_CHANNELS, "connected"), heard.append),
-        )
+        channels = connect_back(where, dict.fromkeys(_CHANNELS, heard.append), lambda channel, event: None)
         writers: list[asyncio.StreamWriter] = []
 
         def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

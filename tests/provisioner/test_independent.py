@@ -52,10 +52,6 @@ asyncio.run(main())
 """
 
 
-#: In some runs its frontend waits for the answer to the shutdown in vain; why is not known yet.
-ANSWER_LOST = pytest.param(TINY, marks=pytest.mark.xfail(strict=False, raises=TimeoutError))
-
-
 async def left_behind(
     jupyter_env: JupyterEnv, kernel: str, what: str = "runs", end: str = "killed"
 ) -> tuple[str, dict[str, object]]:
@@ -102,7 +98,7 @@ async def continued(jupyter_env: JupyterEnv, manager: Managers) -> tuple[AsyncKe
 
 
 @pytest.mark.parametrize("end", ["normally", "killed"])
-@pytest.mark.parametrize("argv", [IPYKERNEL, ANSWER_LOST], ids=["python", "tiny"])
+@pytest.mark.parametrize("argv", [IPYKERNEL, TINY], ids=["python", "tiny"])
 async def test_it_keeps_its_slice_and_its_proxy_until_a_frontend_shuts_it_down(
     jupyter_env: JupyterEnv, argv: tuple[str, ...], end: str
 ) -> None:

@@ -13,8 +13,10 @@ import asyncio
 import concurrent.futures
 import functools
 import os
+import sys
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 import zmq
@@ -24,6 +26,8 @@ from gpu_pool_client._log import get_logger
 
 Frames = list[zmq.Frame] | list[bytes]
 Handler = Callable[[list[zmq.Frame]], None]
+#: Takes the channel on which something has happened to the connection, and what: one of ZeroMQ's events.
+EventHandler = Callable[[str, int], None]
 Channels = Mapping[str, "Channel"]
 
 #: Messages handled before other sockets are served.
@@ -52,6 +56,14 @@ _BACK: Final = {
     "hb": zmq.DEALER,
     "iopub": zmq.SUB,
 }
+#: On which an ended kernel may have sent what was not read yet.
+ANSWERING: Final = ("shell", "control", "iopub")
+#: What is told of a connection.
+_TOLD: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+#: Milliseconds after which a connection would be made again that is not to be: days. With -1, which is for
+#: that, ZeroMQ forgets what has arrived and was not read when the connection ends (libzmq's
+#: session_base_t::reconnect, pipe_t::terminate).
+_DAYS_MS: Final = 1_000_000_000
 
 
 class Channel:
@@ -80,6 +92,11 @@ class Channel:
             self._socket.send(frame, _MORE, False)
         self._socket.send(frames[-1], _NOW, False)
         self._look_again()
+
+    async def read(self) -> None:
+        """Return once all that has arrived was passed on."""
+        while self._look_again():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Stop. May be repeated. A forked child does nothing: loop and socket are its parent's."""
@@ -110,11 +127,15 @@ class Channel:
         """Do with a message what is to be done; a front looks first who sends it."""
         self.on_message(frames)
 
-    def _look_again(self) -> None:
-        """Do not rely on the file descriptor alone: using a socket takes its signal back."""
+    def _look_again(self) -> bool:
+        """Do not rely on the file descriptor alone: using a socket takes its signal back.
+
+        Returns whether something is to be read.
+        """
         if not self._due and not self._socket.closed and int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             self._due = True
             self._loop.call_soon(self._receive)
+        return self._due
 
 
 class HeartbeatChannel(Channel):
@@ -153,17 +174,20 @@ class HeartbeatChannel(Channel):
 def connect_back(
     connection: Mapping[str, Any],
     handlers: Mapping[str, Handler],
+    on_event: EventHandler,
     *,
     once: Collection[str] | None = None,
 ) -> dict[str, Channel]:
     """Connect to a kernel that may not listen yet; what is sent before waits.
 
     With ``once``, it is connected to on these channels alone, on which it does listen, and a connection
-    that is lost is not made again: somebody else may listen there then.
+    that is lost is not made again: somebody else may listen there then. So who hears that one of
+    ``ANSWERING`` is lost has to close it once it is read.
 
-    The handler of "connected" is called when the kernel can be heard on stdin. It needs to be known:
-    on this channel a kernel speaks first, and what it asks before is lost. It is also called when
-    the kernel listens, but not in the way that ``connection`` says: ``EVENT_HANDSHAKE_FAILED_PROTOCOL``.
+    ``on_event`` hears of the connections on these and on stdin: ``EVENT_HANDSHAKE_SUCCEEDED`` when the
+    kernel can be heard there, which needs to be known of stdin, since on this channel a kernel speaks first,
+    and what it asks before is lost; ``EVENT_HANDSHAKE_FAILED_PROTOCOL`` when the kernel listens, but not in
+    the way that ``connection`` says; and ``EVENT_DISCONNECTED``.
     """
     # A kernel asks for input on the stdin socket, at the address from which it got the request on shell.
     identity = uuid.uuid4().hex.encode()
@@ -182,15 +206,16 @@ def connect_back(
             socket.curve_serverkey = connection["curve_publickey"].encode()
         socket.linger = 0
         if once is not None:
-            socket.reconnect_ivl = -1
+            socket.reconnect_ivl = _DAYS_MS if channel in ANSWERING else -1
         # Networks forget connections over which nothing comes for long.
         socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, _KEEPALIVE
-    # The last, so that it is closed after the socket that it watches.
-    # Named by itself: pyzmq names it after a number that the next socket may get before this name is free.
-    sockets["connected"] = sockets["stdin"].get_monitor_socket(
-        int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
-        addr=f"inproc://connected-{identity.decode()}",
-    )
+    handlers = dict(handlers)
+    for channel in (*ANSWERING, "stdin"):
+        # The last, so that they are closed after the sockets that they watch. Named by itself: pyzmq names it
+        # after a number that the next socket may get before this name is free.
+        events = sockets[channel].get_monitor_socket(int(_TOLD), f"inproc://{channel}-{identity.decode()}")
+        sockets[f"{channel} events"] = events
+        handlers[f"{channel} events"] = partial(_tell, on_event, channel)
     for channel in _BACK:
         is_there = once is None or channel in once
         where = address(connection, channel) if is_there else f"inproc://nobody-{identity.decode()}-{channel}"
@@ -199,6 +224,10 @@ def connect_back(
     return {
         channel: kinds.get(channel, Channel)(socket, handlers[channel]) for channel, socket in sockets.items()
     }
+
+
+def _tell(on_event: EventHandler, channel: str, frames: list[zmq.Frame]) -> None:
+    on_event(channel, int.from_bytes(frames[0].bytes[:2], sys.byteorder))
 
 
 def ignore(frames: list[zmq.Frame]) -> None:
@@ -229,3 +258,11 @@ def context(pid: int) -> zmq.Context[zmq.Socket[bytes]]:  # noqa: ARG001 - a for
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
     return context
+
+
+def send_last() -> None:
+    """Return once what was sent on sockets that are closed now is on its way: a process is about to end.
+
+    At its end, it would be dropped, however long the sockets linger.
+    """
+    context(os.getpid()).destroy()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import zmq
 from jupyter_client.session import DELIM, Session
 
 from gpu_pool_client._log import RareWarnings
-from gpu_pool_provisioner.proxy.channels import Channels, close_all, connect_back, ignore
+from gpu_pool_provisioner.proxy.channels import ANSWERING, Channels, close_all, connect_back, ignore
 from gpu_pool_provisioner.proxy.messages import Message, UnreadableMessageError, read_message
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
@@ -107,9 +107,13 @@ class Relay:
             **dict.fromkeys(_BOTH_WAYS, self._take_answer),
             "hb": ignore,
             "iopub": self._output,
-            "connected": self._hears_questions,
         }
-        self.back = connect_back(connection, handlers, once=once)
+        #: The channels on which the kernel may still send something, and whether all were lost.
+        self._open: set[str] = set()
+        self._lost = asyncio.Event()
+        self._is_once = once is not None
+        self._closing: set[asyncio.Task[None]] = set()
+        self.back = connect_back(connection, handlers, self._connection, once=once)
 
     async def ready(self) -> dict[str, Any]:
         """Return the content of the kernel's first kernel_info_reply, once its output and stdin are heard.
@@ -150,6 +154,20 @@ class Relay:
     def unanswered(self) -> list[list[zmq.Frame]]:
         """Return the code that was passed on and has had no reply, in order."""
         return list(self._unanswered.values())
+
+    async def read_last(self, within: float) -> None:
+        """Return once all that an ended kernel has sent was passed on, or so many seconds later.
+
+        It takes that long where a process that the kernel has left behind keeps its connections open.
+        """
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._read_last(), within)
+
+    async def _read_last(self) -> None:
+        if self._open:
+            await self._lost.wait()
+        for channel in ANSWERING:
+            await self.back[channel].read()
 
     def close(self) -> None:
         """Let go of the kernel. May be repeated."""
@@ -221,12 +239,30 @@ class Relay:
         if not self._heard.done():
             self._heard.set_result(None)
 
-    def _hears_questions(self, event: list[zmq.Frame]) -> None:
+    def _connection(self, channel: str, event: int) -> None:
+        if channel == "stdin":
+            self._hears_questions(event)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._open.add(channel)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._open.discard(channel)
+            if self._is_once:
+                closing = asyncio.create_task(self._close_read(channel))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            if not self._open:
+                self._lost.set()
+
+    async def _close_read(self, channel: str) -> None:
+        await self.back[channel].read()
+        self.back[channel].close()
+
+    def _hears_questions(self, event: int) -> None:
         if self._connected.done():
             return  # a connection that was lost comes back by itself
-        if int.from_bytes(event[0].bytes[:2], sys.byteorder) != zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected.set_result(None)
-        elif not self._answer.done():
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._answer.done():
             self._answer.set_exception(UnencryptedError())
 
     def _reply(self, channel: str, frames: list[zmq.Frame]) -> None:

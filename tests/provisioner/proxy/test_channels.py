@@ -6,16 +6,21 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 from jupyter_client.manager import AsyncKernelManager
-from jupyter_client.session import DELIM
+from jupyter_client.session import DELIM, Session
 
+from gpu_pool_provisioner.proxy.relay import Relay
 from support.frontend import Cell, Frontend, frontend
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
 from support.pools import until
+
+_KINDS = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "hb": zmq.REP, "iopub": zmq.XPUB}
 
 
 @pytest.fixture
@@ -210,3 +215,32 @@ async def test_the_relay_sees_who_works(
     await cell.done()
     await until(lambda: not relay.busy)
     assert relay.last_activity > began
+
+
+async def test_the_last_answer_of_a_kernel_that_ends_before_it_is_read_is_passed_on() -> None:
+    """On TCP, where a connection that is lost is not made again."""
+    sent: list[list[zmq.Frame]] = []
+    front = {channel: SimpleNamespace(send=sent.append) for channel in _KINDS}
+    with zmq.Context() as kernel:
+        bound = {channel: kernel.socket(kind) for channel, kind in _KINDS.items()}
+        ports = {
+            f"{channel}_port": bound[channel].bind_to_random_port("tcp://127.0.0.1") for channel in _KINDS
+        }
+        relay = Relay({"transport": "tcp", "ip": "127.0.0.1", **ports}, Session(key=b""), front, once=_KINDS)
+        try:
+            relay.begin()
+            relay.pass_on("control", [zmq.Frame(b"asked")])
+            # From here on the relay reads nothing until the kernel has ended.
+            bound["control"].send_multipart([*bound["control"].recv_multipart()[:1], b"answered"])
+            for socket in bound.values():
+                socket.close(linger=60_000)
+            kernel.term()
+            while any(
+                each.raddr and each.raddr.port in ports.values()
+                for each in psutil.Process().net_connections()
+            ):
+                pass
+            await relay.read_last(within=60)
+            assert [[bytes(frame) for frame in frames] for frames in sent] == [[b"answered"]]
+        finally:
+            relay.close()
