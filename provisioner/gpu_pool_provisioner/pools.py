@@ -103,13 +103,13 @@ class QueueWatch:
     async def _watch(self) -> None:
         try:
             while self._told and (pool := self._pool()) is not None:
-                await self._look(pool)
+                await self._tell_positions(pool)
         finally:
             # Should this have failed, each of them asks the pool itself, and hears what is wrong.
             for left in self._left.values():
                 left.set()
 
-    async def _look(self, pool: Pool) -> None:
+    async def _tell_positions(self, pool: Pool) -> None:
         try:
             await self._wait_a_while(pool)
             # Of who joins the queue while the answer is under way, it says nothing.

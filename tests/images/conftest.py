@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.images import Container, built, script, started
+from support.images import ImageContainer, built, script, started
 
 _HERE = Path(__file__).parent
 #: What has too many packages to be built wherever the others are, and how that is asked for.
@@ -49,7 +49,7 @@ def second_image(target: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def container(image: str) -> Iterator[Container]:
+def container(image: str) -> Iterator[ImageContainer]:
     """Return a container of it."""
     with started(image) as container:
         yield container

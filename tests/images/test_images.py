@@ -7,7 +7,7 @@ import json
 import pytest
 from packaging.utils import canonicalize_name
 
-from support.images import Container, layers, script
+from support.images import ImageContainer, layers, script
 
 lock = script("lock")
 pytestmark = pytest.mark.timeout(1800)
@@ -55,7 +55,7 @@ def test_two_builds_have_the_same_layers(image: str, second_image: str) -> None:
     assert layers(image) == layers(second_image)
 
 
-def test_nothing_in_it_runs_as_root_or_becomes_root(container: Container) -> None:
+def test_nothing_in_it_runs_as_root_or_becomes_root(container: ImageContainer) -> None:
     assert container.says("id", "-u") == "1000\n"
     assert container.says("sh", "-c", "find / -xdev -type f -perm /6000 2>/dev/null || true") == ""
     # What is installed is not for its user to change.
@@ -63,7 +63,7 @@ def test_nothing_in_it_runs_as_root_or_becomes_root(container: Container) -> Non
     assert container.says("sh", "-c", writable) == ""
 
 
-def test_it_has_what_its_lock_has_and_nothing_else(container: Container, target: str) -> None:
+def test_it_has_what_its_lock_has_and_nothing_else(container: ImageContainer, target: str) -> None:
     installed = json.loads(container.says("python3", "-m", "pip", "list", "--format=json"))
     found = {canonicalize_name(each["name"]): each["version"] for each in installed}
     ours = {"jupyter-gpu-pool": found["jupyter-gpu-pool"], **lock.versions(target)}
@@ -73,7 +73,9 @@ def test_it_has_what_its_lock_has_and_nothing_else(container: Container, target:
     assert "No broken requirements" in container.says("python3", "-m", "pip", "check")
 
 
-def test_its_bill_of_materials_lists_our_package_and_what_it_needs(container: Container, target: str) -> None:
+def test_its_bill_of_materials_lists_our_package_and_what_it_needs(
+    container: ImageContainer, target: str
+) -> None:
     bill = json.loads(container.says("cat", "/opt/gpu-pool/sbom.cdx.json"))
     assert bill["bomFormat"] == "CycloneDX"
     listed = {canonicalize_name(each["name"]): each["version"] for each in bill["components"]}
@@ -83,7 +85,7 @@ def test_its_bill_of_materials_lists_our_package_and_what_it_needs(container: Co
     assert any(each.startswith("traitlets==") for each in needs["jupyter-gpu-pool"])
 
 
-def test_a_module_is_not_compiled_anew_at_every_start(container: Container) -> None:
+def test_a_module_is_not_compiled_anew_at_every_start(container: ImageContainer) -> None:
     """Its times are those of a commit, so a compiled form that goes by its source's time would be stale."""
     program = "import gpu_pool.cli, sys; print(gpu_pool.cli.__cached__)"
     path = container.says("python3", "-c", program).strip()
@@ -92,7 +94,7 @@ def test_a_module_is_not_compiled_anew_at_every_start(container: Container) -> N
     assert header == "1\n"
 
 
-def test_it_works_without_root(container: Container, target: str) -> None:
+def test_it_works_without_root(container: ImageContainer, target: str) -> None:
     if target == "service":
         said = container.says("sh", "-c", SERVE)
         assert said.startswith("slice 2%\n")

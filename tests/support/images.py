@@ -134,7 +134,7 @@ def layers(image: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Container:
+class ImageContainer:
     """A container of an image; its user is the image's."""
 
     name: str
@@ -148,12 +148,12 @@ class Container:
 
 
 @contextmanager
-def started(image: str) -> Iterator[Container]:
+def started(image: str) -> Iterator[ImageContainer]:
     """Make a container of an image, which goes with the block."""
     made = subprocess.run(["buildah", "from", image], check=True, capture_output=True, text=True)
     name = made.stdout.strip()
     try:
-        yield Container(name)
+        yield ImageContainer(name)
     finally:
         subprocess.run(["buildah", "rm", name], check=True, capture_output=True)
 

@@ -19,13 +19,13 @@ COURSES = "/etc/gpu-pool/courses"
 SOCKET = "/run/gpu-pool/gpu-pool.sock"
 
 
-class CourseSpawner(GPUPoolSpawnerMixin, DockerSpawner):  # type: ignore[misc]
+class CourseDockerSpawner(GPUPoolSpawnerMixin, DockerSpawner):  # type: ignore[misc]
     """DockerSpawner, with courses."""
 
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821 - JupyterHub gives it to this file
 
-c.JupyterHub.spawner_class = CourseSpawner
+c.JupyterHub.spawner_class = CourseDockerSpawner
 c.JupyterHub.hub_ip = MACHINE
 c.DockerSpawner.image = IMAGE
 # A container that is kept has the course, and the kernels, of the time when it was made.

@@ -16,13 +16,13 @@ COURSES = "/etc/gpu-pool/courses"
 SOCKET = "/run/gpu-pool/gpu-pool.sock"
 
 
-class CourseSpawner(GPUPoolSpawnerMixin, SystemdSpawner):  # type: ignore[misc]
+class CourseSystemdSpawner(GPUPoolSpawnerMixin, SystemdSpawner):  # type: ignore[misc]
     """SystemdSpawner, with courses."""
 
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821 - JupyterHub gives it to this file
 
-c.JupyterHub.spawner_class = CourseSpawner
+c.JupyterHub.spawner_class = CourseSystemdSpawner
 # Never isolate_devices: servers would see no GPU.
 c.SystemdSpawner.isolate_tmp = True
 c.SystemdSpawner.mem_limit = "8G"

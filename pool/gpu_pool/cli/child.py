@@ -252,7 +252,7 @@ _MPS: Final = "CUDA_MPS_PIPE_DIRECTORY"
 _HAMI: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 
-class Container:
+class DockerContainer:
     """The container on a lease, known by a label that Docker keeps with it."""
 
     def __init__(self, lease: Lease, hami_locks: Path = LOCKS) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from gpu_pool.cli import completing
-from gpu_pool.cli.child import DOCKER, Container, WaitingChild, become, check_command
+from gpu_pool.cli.child import DOCKER, DockerContainer, WaitingChild, become, check_command
 from gpu_pool.cli.following import GRACE, LEASE_ENDED, LeaseFollower, end_processes
 from gpu_pool.cli.formatting import at_most, granted, plain_lease
 from gpu_pool.cli.requesting import acquire, new_key
@@ -155,7 +155,7 @@ def _run_command(
 def _run_container(
     session: CommandSession, lease: Lease, child: WaitingChild, arguments: tuple[str, ...]
 ) -> tuple[int, str | None]:
-    box = Container(lease)
+    box = DockerContainer(lease)
     follower = LeaseFollower(session, lease, lambda: box.stop(GRACE), box.attach)
     with _following(session, lease, follower):
         try:

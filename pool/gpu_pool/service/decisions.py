@@ -35,7 +35,7 @@ class CallLimits:
     requests: RatePerMinute | None = None
 
 
-class Costs:
+class CallerCosts:
     """Counts what users ask. Administrators, and services of the Hub, may ask as they like."""
 
     def __init__(self, limits: CallLimits) -> None:
@@ -119,7 +119,7 @@ class ServiceGuard(Guard):
 
     def __init__(self, changes: LeaseChanges, log: logging.Logger, limits: CallLimits) -> None:
         self.decisions = DecisionLog(changes, log, limits.decisions)
-        self.costs = Costs(limits)
+        self.costs = CallerCosts(limits)
         #: The user of each lease, who never changes.
         self._users: dict[str, str] = {}
 

@@ -199,7 +199,7 @@ class PodRun(KernelRun):
             pool, lease_id = self._lease.pool, self._lease.id
             pod = await retry(partial(pool.launch, lease_id, self._command), self._note_fault)
             while pod.phase is not PodPhase.ENDED:
-                self._look(pod)
+                self._note_state(pod)
                 pod = await retry(partial(pool.pod, lease_id, pod.version), self._note_fault)
             await self._account_for(pod)
         except LeaseGone:
@@ -210,7 +210,7 @@ class PodRun(KernelRun):
         finally:
             self._finish()
 
-    def _look(self, pod: KernelPod) -> None:
+    def _note_state(self, pod: KernelPod) -> None:
         before, self._progress = self._progress, pod.message
         if self._relay is not None and pod.phase is PodPhase.RUNNING and pod.message != before:
             self._relay.tell(pod.message or _FINE_AGAIN)

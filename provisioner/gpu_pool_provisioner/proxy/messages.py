@@ -22,6 +22,8 @@ Message = dict[str, Any]
 _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 #: How many parts of a message are signed: header, parent header, metadata and content.
 _PARTS: Final = 4
+#: Where a message's header is, from its end.
+HEADER: Final = 4
 #: How many frames may precede the delimiter: a ROUTER socket puts one there, and each hop another.
 _MOST_IDENTITIES: Final = 16
 #: Characters in a line of a cell's output that fit into a small window.

@@ -18,7 +18,7 @@ from jupyter_client.session import Session
 from gpu_pool_client._log import RareWarnings
 from gpu_pool_provisioner.proxy import messages
 from gpu_pool_provisioner.proxy.channels import Channels, ignore
-from gpu_pool_provisioner.proxy.messages import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.proxy.messages import HEADER, Message, UnreadableMessageError, read_message
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import events, texts
 
@@ -28,8 +28,6 @@ SHOWN_EVERY: Final = 60.0
 #: Seconds for which a waiting cell counts as work after the last message of a frontend. Then nothing is
 #: published of the wait, and a server that nobody has a page of may be culled.
 COUNTS_FOR: Final = 4 * 3_600.0
-#: Where a message's header is, from its end.
-_HEADER: Final = 4
 #: Types of requests that a parked kernel may answer: on shell, and on control.
 _QUESTIONS: Final = (
     *(b'"kernel_info_request"', b'"comm_info_request"'),
@@ -271,5 +269,5 @@ class PendingKernel:
 
 
 def _is_one_of(kinds: Sequence[bytes], frames: list[zmq.Frame]) -> bool:
-    header = frames[-_HEADER].bytes if len(frames) > _HEADER else b""
+    header = frames[-HEADER].bytes if len(frames) > HEADER else b""
     return any(kind in header for kind in kinds)

@@ -15,7 +15,7 @@ from jupyter_client.session import DELIM, Session
 
 from gpu_pool_client._log import RareWarnings
 from gpu_pool_provisioner.proxy.channels import ANSWERING, Channels, close_all, connect_back, ignore
-from gpu_pool_provisioner.proxy.messages import Message, UnreadableMessageError, read_message
+from gpu_pool_provisioner.proxy.messages import HEADER, Message, UnreadableMessageError, read_message
 
 #: Seconds after which a kernel that has answered is asked again, and how often, until its output is heard.
 _ASK_AGAIN: Final = 0.2
@@ -24,9 +24,8 @@ _TRIES: Final = 10
 _STATUS_BYTES: Final = 64
 #: What in a status message's parent says that somebody works with the kernel.
 _WORK: Final = (b'"execute_request"', b'"comm_msg"', b'"comm_open"')
-#: How messages of our own are named, and where a message's header is, from its end.
+#: How messages of our own are named.
 _OURS: Final = b'"gpu_pool_'
-_HEADER: Final = 4
 #: What a kernel of protocol 5.4 or newer publishes to each new subscriber of its output (JEP 65).
 _WELCOME: Final = b'"iopub_welcome"'
 #: What a kernel can work on at once, and lines that wait to be told: a hostile one makes up more.
@@ -217,7 +216,7 @@ class Relay:
         self.back["shell"].send(self._session.serialize(self._session.msg("execute_request", content)))
 
     def _output(self, frames: list[zmq.Frame]) -> None:
-        header = frames[-_HEADER].bytes if len(frames) > _HEADER else b""
+        header = frames[-HEADER].bytes if len(frames) > HEADER else b""
         if _OURS in header and self._take(frames):
             return
         if _WELCOME in header:
@@ -269,14 +268,14 @@ class Relay:
         if frames[0].bytes == DELIM:  # to a request of ours, which has no identity
             self._take_answer(frames)
             return
-        if len(frames) > _HEADER and b'"execute_reply"' in frames[-_HEADER].bytes:
-            self._unanswered.pop(_header(frames[-_HEADER + 1].bytes).get("msg_id", ""), None)
+        if len(frames) > HEADER and b'"execute_reply"' in frames[-HEADER].bytes:
+            self._unanswered.pop(_header(frames[-HEADER + 1].bytes).get("msg_id", ""), None)
         self._front[channel].send(frames)
 
     def pass_on(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Send the kernel what came for it on a channel."""
-        if channel == "shell" and len(frames) > _HEADER and b'"execute_request"' in frames[-_HEADER].bytes:
-            self._unanswered[_header(frames[-_HEADER].bytes).get("msg_id", "")] = frames
+        if channel == "shell" and len(frames) > HEADER and b'"execute_request"' in frames[-HEADER].bytes:
+            self._unanswered[_header(frames[-HEADER].bytes).get("msg_id", "")] = frames
         self.back[channel].send(frames)
 
     def _observe(self, parent: bytes, content: bytes) -> None:

@@ -82,7 +82,7 @@ class Slices:
     async def state(self) -> str:
         """Return the State as JSON, and go on watching for some seconds."""
         self._needed_until = time.monotonic() + _LINGER
-        self._tell(text := await self._look())
+        self._tell(text := await self._as_json())
         self._watch()
         return text
 
@@ -117,7 +117,7 @@ class Slices:
 
     async def _tell_changes(self) -> None:
         try:
-            text = await self._look()
+            text = await self._as_json()
         except Exception:
             self._server.log.exception("Looking at the GPU slices of this server's kernels failed.")
             return
@@ -132,7 +132,7 @@ class Slices:
 
     # -- Looking -----------------------------------------------------------
 
-    async def _look(self) -> str:
+    async def _as_json(self) -> str:
         kernels = self._kernels()
         await self._read_sessions(kernels)
         slices, by_pool = [], dict[str, dict[str, GPUPoolProvisioner]]()

@@ -140,7 +140,7 @@ def test_where_another_users_link_leads_is_not_mounted(tmp_path: Path) -> None:
     locks.symlink_to("/etc")
     os.chown(locks, 65534, 65534, follow_symlinks=False)
     variables = HamiTier(library, tmp_path / "hami").describe(lease("a")).variables
-    command = child.Container(replace(lease("a"), variables=variables), locks).command((IMAGE,))
+    command = child.DockerContainer(replace(lease("a"), variables=variables), locks).command((IMAGE,))
     assert f"{locks}:{locks}" not in command
 
 
@@ -151,7 +151,7 @@ def test_hami_core_finds_its_library_its_limits_and_its_lock_in_the_container(tm
     tier, held = HamiTier(library, tmp_path / "hami", locks=locks), lease("a")
     tier.open(held)
     described = replace(held, variables=tier.describe(held).variables)
-    command = child.Container(described, locks).command((IMAGE,))
+    command = child.DockerContainer(described, locks).command((IMAGE,))
     mounted = {after for word, after in pairwise(command) if word == "--volume"}
     # Its first process makes the file with the limits in the lease's folder, for all others.
     assert mounted == {f"{path}:{path}" for path in (library, locks, tmp_path / "hami/a")}

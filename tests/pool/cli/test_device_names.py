@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.cli.child import Container
+from gpu_pool.cli.child import DockerContainer
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.machine import with_indices
 from gpu_pool.enforcement.mps.classic import MpsTier
@@ -109,5 +109,5 @@ def test_a_number_is_for_whoever_sees_the_same_gpus(tmp_path: Path) -> None:
         named = with_indices(replace(held, holder=Holder("ada", process=process)), isolation)
         assert named.environment["CUDA_VISIBLE_DEVICES"] == names
         assert ("CUDA_DEVICE_ORDER" in named.environment) == (names == "0,1")
-        assert "CUDA_DEVICE_ORDER" not in Container(named).command(())
+        assert "CUDA_DEVICE_ORDER" not in DockerContainer(named).command(())
         assert named.named_by_uuid().environment == held.environment

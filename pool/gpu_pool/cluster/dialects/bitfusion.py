@@ -27,7 +27,7 @@ from gpu_pool.cluster.dialects.base import (
     SliceStatement,
     Translation,
 )
-from gpu_pool.cluster.dialects.objects import MAX_GPUS, Container, Pod, held_together, mib
+from gpu_pool.cluster.dialects.objects import MAX_GPUS, Pod, PodContainer, held_together, mib
 from gpu_pool_client import BadRequest, Enforcement, Filters, Limit, NeverFits, SliceRequest, Strength
 
 _GPU: Final = "bitfusion.io/gpu"
@@ -117,7 +117,7 @@ class Bitfusion(Dialect):
             )
 
 
-def _amounts(container: Container) -> dict[str, int]:
+def _amounts(container: PodContainer) -> dict[str, int]:
     """Return what a container has of all its GPUs together."""
     limits = container.limits
     count = min(MAX_GPUS, limits.get(_AMOUNT, 0))

@@ -44,9 +44,9 @@ from gpu_pool.cluster.dialects.base import (
     Translation,
 )
 from gpu_pool.cluster.dialects.objects import (
-    Container,
     Node,
     Pod,
+    PodContainer,
     driver_version,
     held_together,
     listing,
@@ -138,7 +138,7 @@ def holdings(pod: Pod, text: str, factor: int = 1) -> tuple[Hold, ...]:
     """
     parts = text.removesuffix(";").split(";")
     amounts = [_amounts(part, factor) for part in parts]
-    known = pod.containers if len(parts) == len(pod.containers) else tuple(Container() for _ in parts)
+    known = pod.containers if len(parts) == len(pod.containers) else tuple(PodContainer() for _ in parts)
     held = held_together(known, amounts)
     return tuple(hold for uuid in dict.fromkeys(uuid for uuid, _ in held) for hold in _on_gpu(uuid, held))
 

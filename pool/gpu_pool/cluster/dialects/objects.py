@@ -138,7 +138,7 @@ def _true(conditions: Iterable[Manifest]) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class PodContainer:
     """What is read of one of a pod's containers."""
 
     #: What it may hold, in whole units.
@@ -152,7 +152,9 @@ class Container:
 _Key = TypeVar("_Key")
 
 
-def held_together(containers: Iterable[Container], amounts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
+def held_together(
+    containers: Iterable[PodContainer], amounts: Iterable[Mapping[_Key, int]]
+) -> dict[_Key, int]:
     """Return what a pod holds whose containers, in the order in which they are started, hold this.
 
     That is Kubernetes' own arithmetic: all that run together when the pod runs, or one of those that end
@@ -181,7 +183,7 @@ class Pod:
     #: What all its containers hold together at most, in whole units.
     limits: Mapping[str, int] = field(default_factory=dict)
     #: These, in the order in which they are started.
-    containers: tuple[Container, ...] = ()
+    containers: tuple[PodContainer, ...] = ()
     #: When its deadline ends it; None where nothing says.
     ends: datetime | None = None
 
@@ -216,12 +218,12 @@ class Pod:
         return min(MAX_GPUS, max(0, self.limit(resource)))
 
 
-def _containers(spec: Manifest) -> tuple[Container, ...]:
+def _containers(spec: Manifest) -> tuple[PodContainer, ...]:
     init = (
-        Container(_limits(each), is_init=True, is_sidecar=each.get("restartPolicy") == "Always")
+        PodContainer(_limits(each), is_init=True, is_sidecar=each.get("restartPolicy") == "Always")
         for each in listing(spec.get("initContainers"))
     )
-    return (*init, *(Container(_limits(each)) for each in listing(spec.get("containers"))))
+    return (*init, *(PodContainer(_limits(each)) for each in listing(spec.get("containers"))))
 
 
 def _limits(owner: Manifest) -> dict[str, int]:
@@ -236,7 +238,7 @@ def _extended(requests: Manifest) -> Manifest:
     return {name: value for name, value in requests.items() if "/" in str(name)}
 
 
-def _of_pod(spec: Manifest, containers: Sequence[Container]) -> dict[str, int]:
+def _of_pod(spec: Manifest, containers: Sequence[PodContainer]) -> dict[str, int]:
     """Return what a pod holds: what it says of itself as a whole or its containers do, and its overhead."""
     total = held_together(containers, [each.limits for each in containers]) | _limits(spec)
     for name, value in mapping(spec.get("overhead")).items():

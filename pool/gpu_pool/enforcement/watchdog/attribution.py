@@ -95,7 +95,7 @@ class Attributor:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], _Known] = {}
-        self._look = 0
+        self._looks = 0
         self._leases: Sequence[Lease] = ()
         self._holders: dict[str, _Holders] = {}
 
@@ -104,7 +104,7 @@ class Attributor:
 
         One that has ended, or that the system hides from us, is left out.
         """
-        self._look += 1
+        self._looks += 1
         changed = leases is not self._leases
         if changed:
             self._leases, self._holders = leases, _holders(leases)
@@ -131,7 +131,7 @@ class Attributor:
         before = self._known.get(key)
         # What belongs to nobody may belong to somebody since.
         settled = before is not None and (before.lease in there.by_id or not (before.lease or changed))
-        if before is not None and settled and self._look < before.recheck_at:
+        if before is not None and settled and self._looks < before.recheck_at:
             return before
         ancestors = lineage(key[1])
         process = next(ancestors, None)
@@ -141,7 +141,7 @@ class Attributor:
         if not lease and before is not None and before.process == process and before.lease in there.by_id:
             lease = before.lease  # those it descended from have ended
         # Spread over the looks, so that none is slow.
-        return _Known(process, lease, self._look + _RECHECK + key[1] % _RECHECK)
+        return _Known(process, lease, self._looks + _RECHECK + key[1] % _RECHECK)
 
 
 def _holders(leases: Iterable[Lease]) -> dict[str, _Holders]:
