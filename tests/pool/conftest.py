@@ -1,4 +1,4 @@
-"""A stand-in for the driver that can suspend what uses a GPU."""
+"""Stores of a test's own, and a stand-in for the driver that can suspend what uses a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 
 from support import cuda_stub
 from support.cuda_stub import Driver
+from support.stores import pools
+
+__all__ = ["pools"]
 
 
 @pytest.fixture(scope="session")

@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_pool.clock import Clock
-from gpu_pool.settings import PoolSettings
-from gpu_pool.store import leases, reclaim, registration, requests
-from gpu_pool.store.context import StoreContext
-from gpu_pool.store.database import Database
-from gpu_pool_client import EndReason, Holder, Lease, LeaseState, NotAllowed, OverQuota, parse_request
+from gpu_pool.store import leases, reclaim
+from gpu_pool_client import EndReason, LeaseState, NotAllowed, OverQuota
 from support.pools import device
-
-#: A Wednesday.
-START = 1_760_000_000.0
-
-
-class Pool:
-    """A store over simulated GPUs, and a clock that stands still until it is told."""
-
-    def __init__(self, path: Path, gpus: int = 1, **settings: Any) -> None:
-        self.now = START
-        self._database = Database(path)
-        # Leases of tests are attached to nothing.
-        chosen = PoolSettings(attach_within="3650d", **settings)
-        self.lease_store = StoreContext(self._database, chosen, Clock(lambda: self.now, lambda: self.now))
-        registration.register(self.lease_store, [device(index) for index in range(gpus)])
-
-    def ask(self, text: str, user: str = "ada", course: str | None = None) -> Lease:
-        self.now += 0.001
-        return requests.decide(
-            self.lease_store, parse_request(text), Holder(user, course), f"{user}-{self.now}"
-        )
-
-    def state(self, lease: Lease) -> LeaseState:
-        return leases.read(self.lease_store, lease.id).state
-
-    def end(self, lease: Lease) -> None:
-        leases.end_lease(self.lease_store, lease.id, EndReason.RELEASED)
-
-    def close(self) -> None:
-        self._database.close()
-
-
-@pytest.fixture
-def pools(tmp_path: Path) -> Iterator[Any]:
-    made: list[Pool] = []
-
-    def make(**settings: Any) -> Pool:
-        made.append(Pool(tmp_path / "store.db", **settings))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        pool.close()
+from support.stores import START
 
 
 def test_a_request_that_has_waited_long_is_not_overtaken_any_more(pools: Any) -> None:
-    pool = pools(drain_after="10min", gpus=2)
+    pool = pools(device(0), device(1), drain_after="10min")
     half = [pool.ask("50%", "bob"), pool.ask("100%", "bob")]
     whole = pool.ask("1")
     assert pool.state(pool.ask("2%", "eve")) is LeaseState.HELD

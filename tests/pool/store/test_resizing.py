@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_pool.clock import Clock
-from gpu_pool.settings import PoolSettings
-from gpu_pool.store import leases, reclaim, records, registration, requests
-from gpu_pool.store.context import StoreContext
-from gpu_pool.store.database import Database
+from gpu_pool.store import leases, reclaim, records, registration
 from gpu_pool_client import (
     BadRequest,
-    Device,
     EndReason,
-    Holder,
     Lease,
     LeaseState,
     NotAllowed,
@@ -26,48 +18,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.pools import device
-
-#: A Wednesday.
-START = 1_760_000_000.0
-
-
-class Pool:
-    """A store over simulated GPUs, and a clock that stands still until it is told."""
-
-    def __init__(self, path: Path, *devices: Device, **settings: Any) -> None:
-        self.now = START
-        self.database = Database(path)
-        chosen = PoolSettings(attach_within="3650d", **settings)
-        self.lease_store = StoreContext(self.database, chosen, Clock(lambda: self.now, lambda: self.now))
-        registration.register(self.lease_store, devices or [device(0)])
-
-    def ask(self, text: str, user: str = "ada", course: str | None = None) -> Lease:
-        self.now += 0.001
-        return requests.decide(
-            self.lease_store, parse_request(text), Holder(user, course), f"{user}-{self.now}"
-        )
-
-    def resize(self, lease: Lease, text: str) -> Lease:
-        return leases.change_size(self.lease_store, lease.id, parse_request(text))
-
-    def placed(self, lease: Lease) -> list[int]:
-        return [part.device.index for part in leases.read(self.lease_store, lease.id).slices]
-
-    def held(self) -> list[int]:
-        return [status.held_milli for status in leases.status(self.lease_store, "").devices]
-
-
-@pytest.fixture
-def pools(tmp_path: Path) -> Iterator[Callable[..., Pool]]:
-    made: list[Pool] = []
-
-    def make(*devices: Device, **settings: Any) -> Pool:
-        made.append(Pool(tmp_path / "store.db", *devices, **settings))
-        return made[-1]
-
-    yield make
-    for pool in made:
-        pool.database.close()
+from support.stores import START, TimedStore
 
 
 def test_the_own_device_is_preferred_and_another_is_taken_where_it_is_full(pools: Any) -> None:
@@ -210,7 +161,7 @@ def test_asking_for_what_it_has_changes_nothing(pools: Any) -> None:
     assert pool.resize(lease, "0.5").held_at == lease.held_at
 
 
-def ahead(pool: Pool, lease: Lease, text: str) -> Lease:
+def ahead(pool: TimedStore, lease: Lease, text: str) -> Lease:
     return leases.change_size(pool.lease_store, lease.id, parse_request(text), ahead=True)
 
 
