@@ -176,8 +176,8 @@ class PoolSettings(Configurable):
     ).tag(config=True)
 
     courses = Dict(
-        help="""Course name to its settings: weight, priority, longest_lease, idle_limit, when_idle,
-        warn_before, keep_at_most, quota and per_user (of these: slices, share, memory,
+        help="""Course name to its settings: weight, priority, longest_lease, idle_limit, yield_after,
+        when_idle, warn_before, keep_at_most, quota and per_user (of these: slices, share, memory,
         gpu_hours_per_week, gpu_hours_per_term).""",
     ).tag(config=True)
     courses_dir = Unicode(

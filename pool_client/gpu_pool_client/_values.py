@@ -40,6 +40,9 @@ class Terms:
     in_pod: bool = False
     #: Whether it ends then because a length was said with its request, and not because its course says so.
     ends_as_asked: bool = False
+    #: After how long an idle kernel gives its slice to somebody who waits, where it can be parked; None for
+    #: never, as in a pod.
+    yield_after: float | None = None
 
     @property
     def why_it_ends(self) -> str:

@@ -61,7 +61,7 @@ def test_a_number_of_a_dialect_has_bounds(name: str, number: Any) -> None:
     ids=["large", "huge", "inf", "nan", "float", "yes", "64 bits", "text"],
 )
 def test_a_number_of_a_course_or_group_has_bounds(number: Any) -> None:
-    durations = ("longest_lease", "idle_limit", "warn_before", "keep_at_most")
+    durations = ("longest_lease", "idle_limit", "yield_after", "warn_before", "keep_at_most")
     for name in ("weight", "priority", *durations):
         with pytest.raises(BadRequest, match=rf"(?s){name} of course 'ml101': .*Accepted"):
             read_course("ml101", {name: number})

@@ -122,6 +122,10 @@ c.PoolSettings.per_user = {"slices": 10**9, "gpu_hours_per_week": 0.5}
             "courses = {'ml101': {'weight': float('nan')}}",
             "weight of course 'ml101': 'nan' is not a valid number",
         ),
+        (
+            "courses = {'ml101': {'idle_limit': '5min', 'yield_after': 301}}",
+            "yield_after of course 'ml101': 5min1s is longer than idle_limit .5min.",
+        ),
         ("courses = {'ml101': 'all'}", "course 'ml101' is 'all'"),
         (
             "courses = {'ml101': {'longest_lease': 'soon'}}",

@@ -7,8 +7,9 @@ of values that the administrator's settings have, too, are ``gpu_pool.policy.cou
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import date
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -18,6 +19,7 @@ from gpu_pool.policy.course_values import (
     LEAST_PRIORITY,
     MOST,
     MOST_PRIORITY,
+    NEVER,
     given,
     nearest,
     read_duration,
@@ -30,8 +32,11 @@ from gpu_pool.policy.course_values import (
     read_when_idle,
     read_whole_number,
     read_yes_or_no,
+    read_yield_after,
 )
 from gpu_pool_client import BadRequest, SliceRequest, WhenIdle
+
+T = TypeVar("T")
 
 _DATE: Final = re.compile(r"2[01][0-9]{2}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
@@ -47,6 +52,7 @@ _LONGEST_TEXT: Final = 200
 MOST_CORES: Final = 10_000
 #: A duration with its units, as editors check it.
 _TIME_PATTERN: Final = r"^ *([0-9]{1,7}(\.[0-9]{1,3})? *(d|h|min|m|s) *)+$"
+_OR_NEVER: Final = rf"{_TIME_PATTERN}|^ *[nN][eE][vV][eE][rR] *$"
 #: Written in place of a home's size where nothing outlives its pod.
 NO_HOME: Final = "none"
 #: Where kernels run on Kubernetes: each in a pod of its own, or all in that of their server.
@@ -82,8 +88,17 @@ def read_cores(value: object) -> float:
 
 def read_time(value: object) -> float:
     """Read a duration; return seconds."""
+    return _with_unit(read_duration, value)
+
+
+def read_time_or_never(value: object) -> float | None:
+    """Read after how long idle kernels give way; return seconds, None for ``never``."""
+    return _with_unit(read_yield_after, value)
+
+
+def _with_unit(read: Callable[[object], T], value: object) -> T:
     try:
-        return read_duration(value)
+        return read(value)
     except BadRequest as error:
         # A plain number is read as seconds, which is told of where it is; see ``times``.
         raise BadRequest(error.message, error.remedy.replace(", or a number of seconds", "")) from None
@@ -171,6 +186,11 @@ Seconds: TypeAlias = Annotated[
     float,
     PlainValidator(read_time),
     _schema("string", pattern=_TIME_PATTERN, examples=["90s", "15min", "2h", "1h30min", "3d"]),
+]
+YieldAfter: TypeAlias = Annotated[
+    float | None,
+    PlainValidator(read_time_or_never),
+    _schema("string", pattern=_OR_NEVER, examples=["60s", "5min", NEVER]),
 ]
 Request: TypeAlias = Annotated[
     SliceRequest,

@@ -38,10 +38,12 @@ from gpu_pool.courses.fields import (
     Request,
     Seconds,
     Share,
+    YieldAfter,
     Zone,
 )
 from gpu_pool.courses.hours import Timetable
-from gpu_pool.policy.sharing import Course, Quota
+from gpu_pool.policy.sharing import Course, Quota, check_yield_after
+from gpu_pool.policy.yielding import YIELD_AFTER
 from gpu_pool_client import BadRequest, SliceRequest, WhenIdle
 
 T = TypeVar("T")
@@ -232,6 +234,11 @@ class CourseFile(_Part):
         default=None,
         description="After how long the slice of an idle kernel is lent to others, where that is possible.",
     )
+    yield_after: YieldAfter = Field(
+        default=YIELD_AFTER,
+        description="After how long it is lent to somebody who waits for one, where that is possible: "
+        "60s; or never.",
+    )
     when_idle: Idle = Field(
         default=WhenIdle.KEEP,
         description="Where that is not possible: keep the slice, or end the kernel after a warning.",
@@ -292,6 +299,12 @@ class CourseFile(_Part):
             )
         return zone
 
+    @field_validator("yield_after")
+    @classmethod
+    def _check_yield_after(cls, value: float | None, info: ValidationInfo) -> float | None:
+        check_yield_after(value, info.data.get("idle_limit"))
+        return value
+
     @field_validator("preload_with_server")
     @classmethod
     def _check_preload(cls, value: bool, info: ValidationInfo) -> bool:
@@ -329,6 +342,7 @@ class CourseFile(_Part):
             when_idle=self.when_idle,
             warn_before=self.warn_before,
             keep_at_most=self.keep_at_most,
+            yield_after=self.yield_after,
         )
 
 

@@ -28,17 +28,20 @@ from gpu_pool.courses.text import (
     in_words,
     read_text,
 )
-from gpu_pool.policy.course_values import given, nearest
+from gpu_pool.policy.course_values import NEVER, given, nearest
 from gpu_pool_client import BadRequest, SliceRequest, parse_duration
 
 #: The fields that are times, by their places.
 TIMES: Final[tuple[Place, ...]] = (
     ("longest_lease",),
     ("idle_limit",),
+    ("yield_after",),
     ("warn_before",),
     ("keep_at_most",),
     ("kubernetes", "start_within"),
 )
+#: Those of which nothing is said by never, and not by being left out.
+_NEVER: Final = ("yield_after",)
 _UNITS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
 
@@ -95,9 +98,10 @@ def read_back(course: CourseFile) -> dict[str, str]:
         part = course.kubernetes if len(place) > 1 else course
         name = str(place[-1])
         seconds: float | None = getattr(part, name)
-        if seconds is not None:
+        if seconds is not None or name in _NEVER:
             is_default = name not in part.model_fields_set
-            found[in_words(place)] = spelled(seconds) + (" (default)" if is_default else "")
+            said = NEVER if seconds is None else spelled(seconds)
+            found[in_words(place)] = said + (" (default)" if is_default else "")
     return found
 
 

@@ -25,6 +25,8 @@ _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,12}", re.ASCII)
 #: Spaces at which no line is broken, as word processors and web pages put them before %, h or a dash.
 _SPACES: Final = str.maketrans(dict.fromkeys("\u00a0\u2007\u202f", " "))
 _YES_OR_NO: Final = {"true": True, "yes": True, "false": False, "no": False}
+#: Written in place of the time after which idle kernels give way, where they never do.
+NEVER: Final = "never"
 #: The lowest priority, and the highest.
 LEAST_PRIORITY: Final = -WHOLE
 MOST_PRIORITY: Final = 1_000_000
@@ -107,6 +109,22 @@ def read_duration(value: object) -> float:
     if not seconds:
         raise BadRequest(
             f"{given(text)} is not longer than zero.", f"Leave it out for no limit. {_durations.ACCEPTED}"
+        )
+    return seconds
+
+
+def read_yield_after(value: object) -> float | None:
+    """Read after how long an idle kernel's slice goes to somebody who waits; None for ``never``."""
+    text = read_text(value).strip()
+    if text.lower() == NEVER:
+        return None
+    try:
+        seconds = parse_duration(text)
+    except BadRequest as error:
+        raise BadRequest(error.message, f"{error.remedy} Or {NEVER}.") from None
+    if not seconds:
+        raise BadRequest(
+            f"{given(text)} is not longer than zero.", f"Accepted: a time, such as 60s, or {NEVER}."
         )
     return seconds
 

@@ -19,9 +19,11 @@ from gpu_pool.policy.course_values import (
     read_when_idle,
     read_whole_number,
     read_yes_or_no,
+    read_yield_after,
 )
 from gpu_pool.policy.queue import Policy
-from gpu_pool_client import BadRequest, NotAllowed, Terms, WhenIdle
+from gpu_pool.policy.yielding import YIELD_AFTER
+from gpu_pool_client import BadRequest, NotAllowed, Terms, WhenIdle, format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,14 @@ class Course:
     when_idle: WhenIdle = WhenIdle.KEEP
     warn_before: float = 300.0
     keep_at_most: float = 7_200.0
+    #: After how long an idle kernel's slice goes to somebody who waits; None for never.
+    yield_after: float | None = YIELD_AFTER
 
     def terms(self, ends_at: float | None, *, in_pod: bool = False) -> Terms:
         """Return the terms of a lease that ends at ``ends_at`` (Unix seconds)."""
         limits = self.idle_limit, self.when_idle, self.warn_before, self.keep_at_most
-        return Terms(ends_at, *limits, in_pod=in_pod)
+        # A kernel in a pod is never parked.
+        return Terms(ends_at, *limits, in_pod=in_pod, yield_after=None if in_pod else self.yield_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,34 @@ class CourseVersion:
 def read_course(name: str, settings: object) -> Course:
     """Read one course's settings. Raises ``BadRequest`` that names what is wrong and what is accepted."""
     where = f"course {name!r}" if name else "default_course"
-    return Course(name, **_read(settings, _COURSE, where))
+    values = _read(settings, _COURSE, where)
+    try:
+        check_yield_after(values.get("yield_after"), values.get("idle_limit"))
+    except BadRequest as error:
+        raise BadRequest(f"yield_after of {where}: {error.message}", error.remedy) from None
+    return Course(name, **values)
+
+
+def check_yield_after(yield_after: float | None, idle_limit: float | None) -> None:
+    """Refuse a time after which kernels give way that comes to nothing: they are parked before it anyhow.
+
+    Parameters
+    ----------
+    yield_after, idle_limit
+        As they were given, in seconds; None for never, and for what was not given.
+
+    Raises
+    ------
+    BadRequest
+        The first is longer than the second.
+    """
+    if yield_after is not None and idle_limit is not None and yield_after > idle_limit:
+        limit = format_duration(idle_limit)
+        raise BadRequest(
+            f"{format_duration(yield_after)} is longer than idle_limit ({limit}): "
+            "by then the slice has been lent to others anyhow.",
+            f"Accepted: at most {limit}, or never. Or a longer idle_limit.",
+        )
 
 
 def read_group(name: str, settings: object) -> Group:
@@ -202,6 +234,7 @@ _COURSE: Final[Mapping[str, tuple[str, _Reader | None]]] = {
     "when_idle": ("when_idle", read_when_idle),
     "warn_before": ("warn_before", read_duration),
     "keep_at_most": ("keep_at_most", read_duration),
+    "yield_after": ("yield_after", read_yield_after),
 }
 _GROUP: Final[Mapping[str, tuple[str, _Reader | None]]] = {
     "users": ("users", _read_users),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gpu_pool.clock import Clock
-from gpu_pool.policy.sharing import Sharing
+from gpu_pool.policy.sharing import Course, Sharing
 from gpu_pool.store.database import Database, Row
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool_client import (
@@ -124,11 +124,14 @@ class LeaseTable:
         course = self._sharing.courses.get(row["course"], self._sharing.default)
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
         request = read_request(row["request"])
+        in_pods = self._sharing.in_pods
+        # Those with which it was granted; where none are kept, those of its course as it is.
+        kept = course.terms(None) if row["terms"] is None else _read_terms(row["terms"])
         terms = replace(
-            # Those with which it was granted; where none are kept, those of its course as it is.
-            course.terms(None) if row["terms"] is None else _read_terms(row["terms"]),
+            kept,
             ends_at=ends_at,
-            in_pod=self._sharing.in_pods,
+            in_pod=in_pods,
+            yield_after=None if in_pods else kept.yield_after,
             # Not as its course says: that allows for longer.
             ends_as_asked=request.length is not None
             and request.length == request.at_most(course.longest_lease),
@@ -166,9 +169,7 @@ class LeaseTable:
             "now": self._clock.wall(),
             "ends_by": None if longest is None else uptime + max(0.0, longest - row["held_before"]),
             # The terms with which a course grants a slice now, but for the end, which has a column.
-            "terms": json.dumps(
-                [course.idle_limit, course.when_idle.value, course.warn_before, course.keep_at_most]
-            ),
+            "terms": _write_terms(course),
             "uptime": uptime,
             "deadline": uptime + self._attach_within,
             "deadline_reason": EndReason.NEVER_ATTACHED.value,
@@ -215,10 +216,16 @@ def read_process(text: str) -> Process:
     return Process(int(pid), int(start), boot, namespace)
 
 
+def _write_terms(course: Course) -> str:
+    limits = course.idle_limit, course.when_idle.value, course.warn_before, course.keep_at_most
+    return json.dumps([*limits, course.yield_after])
+
+
 @functools.lru_cache(maxsize=1024)
 def _read_terms(text: str) -> Terms:
-    idle_limit, when_idle, warn_before, keep_at_most = json.loads(text)
-    return Terms(None, idle_limit, WhenIdle(when_idle), warn_before, keep_at_most)
+    # What was granted by a version without yielding does not say when it gives way: never.
+    idle_limit, when_idle, warn_before, keep_at_most, yield_after = (*json.loads(text), None)[:5]
+    return Terms(None, idle_limit, WhenIdle(when_idle), warn_before, keep_at_most, yield_after=yield_after)
 
 
 def write_failure(failure: Failure) -> str:

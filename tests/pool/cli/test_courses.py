@@ -87,7 +87,10 @@ def test_a_time_without_a_unit_is_read_back_and_asked_for(run, folder):
     done = run("check", str(path), *GPU)
     assert done.returncode == 0
     assert "Times: longest_lease: 1 hour 30 minutes; " in done.stdout
-    assert "warn_before: 5 minutes (default); keep_at_most: 2 hours (default)." in done.stdout
+    assert (
+        "yield_after: 1 minute (default); warn_before: 5 minutes (default); keep_at_most: 2 hours (default)."
+        in done.stdout
+    )
 
 
 def test_an_offer_for_longer_than_the_longest_lease_is_told_by_line(run, folder):

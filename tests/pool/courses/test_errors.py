@@ -66,11 +66,19 @@ def problems(text: str | bytes) -> tuple[FileProblem, ...]:
         ("kubernetes: {start_within: 4000d}", "kubernetes, start_within", "longer than ten", "at most 3650d"),
         *(
             (f"{name}: 3000000d", name, "'3000000d' is longer than ten years", "Accepted: at most 3650d")
-            for name in ("longest_lease", "idle_limit", "warn_before", "keep_at_most")
+            for name in ("longest_lease", "idle_limit", "yield_after", "warn_before", "keep_at_most")
         ),
         ("longest_lease: soon", "longest_lease", "'soon' is not a duration", "15min, 2h"),
         ("longest_lease: 0s", "longest_lease", "is not longer than zero", "Leave it out for no limit"),
         ("idle_limit: 20:30", "idle_limit", "'20:30' is not a duration", "15min"),
+        ("yield_after: nevr", "yield_after", "'nevr' is not a duration", "3d. Or never."),
+        ("yield_after: 0s", "yield_after", "'0s' is not longer than zero", "such as 60s, or never."),
+        (
+            "yield_after: 20min\nidle_limit: 15min",
+            "yield_after",
+            "20min is longer than idle_limit (15min): by then the slice has been lent",
+            "at most 15min, or never. Or a longer idle_limit.",
+        ),
         ("when_idle: kep", "when_idle", "'kep' is not known", "Accepted: keep, end. Did you mean keep?"),
         ("warn_before: on", "warn_before", "'on' is not a duration", "15min"),
         ("keep_at_most: [2h]", "keep_at_most", "is a list", "Accepted: one value"),

@@ -36,6 +36,7 @@ priority: -1
 batch: yes
 longest_lease: 2h
 idle_limit: 15min
+yield_after: 2min
 when_idle: end
 warn_before: 90s
 keep_at_most: 1h30min
@@ -91,7 +92,22 @@ def test_queue_quotas_and_terms_get_what_they_need() -> None:
     assert course.quota == Quota(slices=30, milli=4000)
     terms = course.terms(None)
     assert (course.longest_lease, terms.idle_limit, terms.when_idle) == (7200, 900, WhenIdle.END)
-    assert (terms.warn_before, terms.keep_at_most) == (90, 5400)
+    assert (terms.warn_before, terms.keep_at_most, terms.yield_after) == (90, 5400, 120)
+    assert course.terms(None, in_pod=True).yield_after is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "after"),
+    [
+        ("", 60),
+        ("idle_limit: 30s", 60),
+        ("yield_after: Never", None),
+        ("yield_after: 15min\nidle_limit: 15min", 900),
+        ("yield_after: never\nidle_limit: 30s", None),
+    ],
+)
+def test_after_how_long_a_kernel_gives_way(lines: str, after: float | None) -> None:
+    assert read(f"{LEAST}{lines}\n").course("any").yield_after == after
 
 
 def test_what_is_left_out_is_as_without_a_file() -> None:

@@ -92,6 +92,7 @@ def test_every_time_is_read_back_in_words() -> None:
     )
     assert read_back(course) == {
         "longest_lease": "1 hour 30 minutes",
+        "yield_after": "1 minute (default)",
         "warn_before": "5 minutes (default)",
         "keep_at_most": "2 hours (default)",
         "kubernetes, start_within": "10 minutes",

@@ -127,6 +127,16 @@ async def test_what_a_kernel_failed_of_is_still_known(path: Path) -> None:
     assert not any('"words": ' in text for (text,) in known)
 
 
+async def test_what_was_granted_before_kernels_gave_way_never_does(path: Path) -> None:
+    async with embedded(path) as pool:
+        held = await take(pool, "2%", "held")
+        assert (await pool.get_lease(held)).terms.yield_after == 60
+        with closing(sqlite3.connect(path)) as store, store:
+            store.execute("UPDATE lease SET terms = '[900, \"keep\", 300, 7200]'")
+        terms = (await pool.get_lease(held)).terms
+    assert (terms.idle_limit, terms.yield_after) == (900, None)
+
+
 async def test_what_waited_in_the_queue_of_the_cluster_still_does(path: Path) -> None:
     parked = (
         "UPDATE lease SET state = 'parked', slices = '[]', held_at = NULL, ends_by = NULL, terms = NULL, "

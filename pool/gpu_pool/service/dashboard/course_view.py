@@ -10,6 +10,7 @@ from gpu_pool.courses import CourseFile, Courses, access, is_member
 from gpu_pool.courses.access import open_now, when_open
 from gpu_pool.courses.model import CourseLimits
 from gpu_pool.courses.reading import SUFFIX
+from gpu_pool.policy.course_values import NEVER
 from gpu_pool.service.dashboard.pool_view import Mark, Viewer, count, gpus, memory
 from gpu_pool_client import PoolStatus, format_duration
 
@@ -131,6 +132,7 @@ def settings(course: CourseFile) -> tuple[Setting, ...]:
         "batch": "true" if course.batch else "false",
         "longest_lease": _duration(course.longest_lease),
         "idle_limit": _duration(course.idle_limit),
+        "yield_after": NEVER if course.yield_after is None else format_duration(course.yield_after),
         "when_idle": course.when_idle.value,
         "warn_before": format_duration(course.warn_before),
         "keep_at_most": format_duration(course.keep_at_most),

@@ -30,6 +30,7 @@ GENEROUS = {
     "batch": "false",
     "longest_lease": "8h",
     "idle_limit": "6h",
+    "yield_after": "never",
     "when_idle": "keep",
     "warn_before": "10min",
     "keep_at_most": "4h",
@@ -53,6 +54,7 @@ STRICT = {
     "batch": "true",
     "longest_lease": "1s",
     "idle_limit": "1s",
+    "yield_after": "1s",
     "when_idle": "end",
     "warn_before": "1s",
     "keep_at_most": "1s",
@@ -64,7 +66,7 @@ STRICT = {
     "kubernetes": "{cpu: 1}",
 }
 #: The fields that are a slice's terms: they travel with it from when it is granted.
-TERMS = ("longest_lease", "idle_limit", "when_idle", "warn_before", "keep_at_most")
+TERMS = ("longest_lease", "idle_limit", "yield_after", "when_idle", "warn_before", "keep_at_most")
 
 
 def text(fields: dict[str, str]) -> str:
@@ -107,11 +109,13 @@ async def test_the_terms_are_those_of_the_grant_and_of_the_next_one_after_parkin
     await send(site, text(GENEROUS), ADMIN)
     held = await site.take("40%", "ada", "ml")
     before = await lease(site, held)
-    assert replace(before.terms, ends_at=None) == Terms(None, 21_600, WhenIdle.KEEP, 600, 14_400)
+    assert replace(before.terms, ends_at=None) == Terms(
+        None, 21_600, WhenIdle.KEEP, 600, 14_400, yield_after=None
+    )
     strict = {**GENEROUS, **{name: STRICT[name] for name in TERMS}, "longest_lease": "1h"}
     await send(site, text(strict), ADMIN)
     later = await site.take("40%", "ada", "ml")
-    new = Terms(None, 1, WhenIdle.END, 1, 1)
+    new = Terms(None, 1, WhenIdle.END, 1, 1, yield_after=1)
     assert replace((await lease(site, later)).terms, ends_at=None) == new
     assert (await lease(site, held)).terms == before.terms
     await site.pool.resize(held, parse_request("50%"))
