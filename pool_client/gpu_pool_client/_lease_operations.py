@@ -218,8 +218,14 @@ class LeaseOperations(abc.ABC):
         cost=Cost.DECISION,
         decision="work of {lease_id}",
     )
-    async def report_busy(self, lease_id: str, spans: Sequence[tuple[float, float]]) -> None:
-        """Say when a lease's kernel worked on what was submitted, for the history.
+    async def report_busy(
+        self,
+        lease_id: str,
+        spans: Sequence[tuple[float, float]],
+        *,
+        gives_way_since: float | None = None,
+    ) -> None:
+        """Say when a lease's kernel worked on what was submitted, and whether its slice may go to others.
 
         Parameters
         ----------
@@ -227,8 +233,11 @@ class LeaseOperations(abc.ABC):
             The lease's id.
         spans
             When it began, in Unix seconds, and for how many seconds it worked.
+        gives_way_since
+            Since when, in Unix seconds, it has been idle and could have been parked; by default it cannot
+            be parked now. Such a lease may be asked back, as YIELDED, once somebody waits.
         """
-        await self._perform(LeaseOperations.report_busy, lease_id, spans)
+        await self._perform(LeaseOperations.report_busy, lease_id, spans, gives_way_since=gives_way_since)
 
     @operation(
         Http("POST", f"{LEASE}/resize"),

@@ -95,6 +95,8 @@ class Outlook:
     #: Seconds, (likely soonest, likely latest): a guess from what others did before, and no promise.
     #: None when nothing is known, as of a lease that has outlasted all that are known.
     wait: tuple[float, float] | None = None
+    #: Idle kernels that are asked to give way to it, and have not yet.
+    giving_way: int = 0
 
     @property
     def expected(self) -> str:
@@ -244,6 +246,8 @@ class EndReason(str, Enum):
     """It used more device memory than it was granted, and did not stop."""
     TAKEN = "taken-by-cluster"
     """The cluster took the pod of its kernel away."""
+    YIELDED = "yielded"
+    """Its kernel was idle, and somebody waited. No lease ends for this: its slices are asked back."""
 
 
 #: Why a slice is over, to the person who had it.
@@ -262,6 +266,7 @@ _WHY_OVER: Final = {
     EndReason.IDLE: "its kernel was idle",
     EndReason.OVER_MEMORY: "it used more GPU memory than it was granted",
     EndReason.TAKEN: "the cluster took it away",
+    EndReason.YIELDED: "its kernel was idle, and somebody waited for it",
 }
 
 
@@ -449,7 +454,8 @@ class Lease:
     #: meanwhile: nothing is counted for it.
     place: Place | None = None
     terms: Terms = field(default_factory=Terms)
-    #: By whom its slices are asked back: RELEASED by its user, REVOKED by an administrator. They go as soon
+    #: By whom its slices are asked back: RELEASED by its user, REVOKED by an administrator, YIELDED where
+    #: somebody waits and its kernel has been idle for long enough. They go as soon
     #: as its kernel is idle; those of a parked lease have gone. None unless somebody did.
     asked_back: EndReason | None = None
     #: How its kernel has failed, the last time that one did.
@@ -462,7 +468,7 @@ class Lease:
     @property
     def message(self) -> str:
         """What its user should read of it now: who asks its slices back, or has taken them, or its notice."""
-        if self.asked_back is None:
+        if self.asked_back in (None, EndReason.YIELDED):
             return self.notice
         by_admin = self.asked_back is EndReason.REVOKED
         quoted = f" \u201c{self.notice}\u201d" if self.notice else ""

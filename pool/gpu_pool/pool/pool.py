@@ -21,7 +21,7 @@ from gpu_pool.pool.core import DRIVER_WITHIN, FRESH, SOON, PoolCore
 from gpu_pool.pool.for_caller import Guard, PoolForCaller
 from gpu_pool.pool.reconciler import SELDOM
 from gpu_pool.pool.registry import DeviceRegistry
-from gpu_pool.store import leases, reclaim, records, registration, requests
+from gpu_pool.store import leases, reclaim, records, registration, requests, yielding
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.lease_table import gone, lease_number
 from gpu_pool.store.queue import QueueForecast
@@ -254,9 +254,15 @@ class Pool(Contract):
         """See ``Pool.renew``."""
         return await self._bound(await self.store.run(leases.set_deadline, lease_id, ttl))
 
-    async def report_busy(self, lease_id: str, spans: Sequence[tuple[float, float]]) -> None:
+    async def report_busy(
+        self,
+        lease_id: str,
+        spans: Sequence[tuple[float, float]],
+        *,
+        gives_way_since: float | None = None,
+    ) -> None:
         """See ``Pool.report_busy``."""
-        await self.store.run(records.report_busy, lease_id, tuple(spans))
+        await self.store.run(records.report_busy, lease_id, tuple(spans), gives_way_since)
 
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
@@ -333,7 +339,7 @@ class Pool(Contract):
             if self.backend.queue is not None and (lease := await self.core.living(lease_id)).is_queued:
                 return lease
             await self.core.refresh(FRESH, DRIVER_WITHIN)
-            return await self._restored(await self.store.run(leases.queue_again, lease_id))
+            return await self._restored(await self.store.run(_queue_again, lease_id))
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""
@@ -482,7 +488,15 @@ def _decide(
     lease = requests.decide(store, adapted.counted, holder, key, within, mark)
     if lease.state is LeaseState.WAITING:
         reclaim.end_over(store)
+        yielding.ask_back(store, at_once=True)
         lease = leases.read(store, lease.id)
+    return lease
+
+
+def _queue_again(store: StoreContext, lease_id: str) -> Lease:
+    lease = leases.queue_again(store, lease_id)
+    if lease.state is LeaseState.WAITING:
+        yielding.ask_back(store, at_once=True)
     return lease
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_pool.pool.backend import Backend, ExternalQueue, Observed, Taken
 from gpu_pool.pool.registry import DeviceRegistry
-from gpu_pool.store import leases, reclaim
+from gpu_pool.store import leases, reclaim, yielding
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.reclaim import Findings
@@ -239,6 +239,8 @@ class PoolSteps:
         self._pool, self._store, self._backend = pool, pool.store, pool.backend
         #: When the queue is served next although nothing has happened (``time.monotonic()``).
         self._serve_at = 0.0
+        #: And when it is seen next who may give way to those who wait.
+        self._ask_at = 0.0
         #: What was held at the last pass, all of which is bound.
         self._bound: Sequence[Lease] = ()
 
@@ -249,6 +251,7 @@ class PoolSteps:
             Step("end what is gone", self._end_gone),
             Step("end what expired", self._end_expired),
             Step("serve the queue", self._serve_queue),
+            Step("ask back", self._ask_back),
             Step("bind", self._bind),
             Step("unbind leftovers", self._unbind),
         )
@@ -301,6 +304,15 @@ class PoolSteps:
         granted = await self._store.run(reclaim.serve_queue, tell=not self._backend.is_owner)
         self._serve_at = began + _SERVE_TIMES * (time.monotonic() - began)
         return granted
+
+    async def _ask_back(self, facts: Facts) -> bool:
+        """Ask idle kernels to give way to those who wait."""
+        began = time.monotonic()
+        if not facts.leads or began < self._ask_at:
+            return False
+        asked = await self._store.run(yielding.ask_back)
+        self._ask_at = began + _SERVE_TIMES * (time.monotonic() - began)
+        return asked
 
     async def _follow(self, queue: ExternalQueue, admitted: Collection[str]) -> None:
         """Count nothing for what waits in somebody else's queue, and hold again what was let in there."""

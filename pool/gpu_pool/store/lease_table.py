@@ -126,7 +126,7 @@ class LeaseTable:
         request = read_request(row["request"])
         in_pods = self._sharing.in_pods
         # Those with which it was granted; where none are kept, those of its course as it is.
-        kept = course.terms(None) if row["terms"] is None else _read_terms(row["terms"])
+        kept = course.terms(None) if row["terms"] is None else read_terms(row["terms"])
         terms = replace(
             kept,
             ends_at=ends_at,
@@ -222,7 +222,8 @@ def _write_terms(course: Course) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _read_terms(text: str) -> Terms:
+def read_terms(text: str) -> Terms:
+    """Read the terms with which a lease was granted, but for its end."""
     # What was granted by a version without yielding does not say when it gives way: never.
     idle_limit, when_idle, warn_before, keep_at_most, yield_after = (*json.loads(text), None)[:5]
     return Terms(None, idle_limit, WhenIdle(when_idle), warn_before, keep_at_most, yield_after=yield_after)

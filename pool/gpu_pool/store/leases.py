@@ -13,7 +13,7 @@ from typing import Final
 
 from gpu_pool.policy import admission
 from gpu_pool.policy.queue import Waiter
-from gpu_pool.store import reclaim
+from gpu_pool.store import reclaim, yielding
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.lease_table import plain, read_failure, write_failure, write_process
 from gpu_pool.store.resizing import with_length
@@ -179,8 +179,9 @@ def _park(store: StoreContext, row: sqlite3.Row, *, queued: bool = False) -> Non
     parts = store.devices.read(row["slices"])
     home = ",".join(part.device.uuid for part in parts) or row["home"]
     store.use.add(row)
+    parkings = yielding.parkings(store, row)
     values = {"number": row["number"], "home": home, "now": store.clock.wall(), "queued": queued}
-    store.db.run("park", values)
+    store.db.run("park", {**values, "parkings": parkings})
     store.devices.count("give_back", parts)
     why = {"reason": row["asked_back"], "message": row["notice"] or None} if row["asked_back"] else {}
     store.db.audit_buffer.decided("parked", row, parts, why)
@@ -222,7 +223,7 @@ def queue_again(store: StoreContext, lease_id: str) -> Lease:
         row = store.leases.row(lease_id)
         if row["state"] == LeaseState.PARKED:
             values = {"number": row["number"], "turn": store.next_turn(), "now": store.clock.wall()}
-            store.db.run("resume", values)
+            store.db.run("resume", {**values, **yielding.place(store, row)})
             store.db.audit_buffer.decided("resumed", row)
             store.queue.serve()
         return store.leases.lease(lease_id)
@@ -232,7 +233,8 @@ def end_lease(store: StoreContext, lease_id: str, reason: EndReason, *, asked: b
     """End the lease if it has not ended yet; ``asked`` unless the pool does it by itself."""
     with store.db.transaction(store.give_up_at):
         row = store.leases.live(lease_id)
-        if row is not None and row["asked_back"] and reason is EndReason.IDLE:
+        is_asked = row is not None and row["asked_back"] not in (None, EndReason.YIELDED)
+        if row is not None and is_asked and reason is EndReason.IDLE:
             reason = EndReason(row["asked_back"])  # it was not for its idleness alone
         _release(store, row, reason, asked=asked)
 

@@ -81,7 +81,7 @@ SELECT id, key, request, user, course, kernel, state, slices, requested_at, firs
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
-SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since, batch
+SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since, batch, kernel
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: first_waiters
@@ -123,7 +123,8 @@ VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :re
 -- name: grant
 -- Whoever promised a working process while it waited has had nothing to run until now.
 UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
-    notice = '', asked_back = NULL,
+    notice = '', asked_back = NULL, idle_since = NULL, asked_for = NULL, resumed_at = NULL,
+    returned = first_held_at IS NOT NULL,
     first_held_at = coalesce(first_held_at, :now),
     slices = :slices, milli = :milli, memory_mib = :memory_mib, ends_by = :ends_by,
     terms = :terms,
@@ -314,11 +315,56 @@ UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, 
     used_before = used_before + milli * coalesce(max(0, :now - held_at), 0),
     deadline = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline),
     deadline_reason = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline_reason),
-    notice = iif(asked_back IS NULL, '', notice), ending = NULL, outside = :queued
+    notice = iif(asked_back IS NULL, '', notice), ending = NULL, outside = :queued,
+    idle_since = NULL, asked_for = NULL, resumed_at = NULL, parkings = :parkings
 WHERE number = :number;
 
 -- name: resume
-UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :now, outside = 0 WHERE number = :number;
+UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :since, resumed_at = :now, overtaken = :overtaken,
+    outside = 0
+WHERE number = :number;
+
+-- name: newcomers
+-- Who waits and has not held anything yet.
+SELECT number, waiting_since FROM lease WHERE turn IS NOT NULL AND first_held_at IS NULL;
+
+-- name: gives_way
+-- What was asked of it because somebody waits is answered by that it does not.
+UPDATE lease SET idle_since = :idle_since, returned = returned AND NOT :has_worked,
+    asked_back = iif(asked_back = 'yielded' AND :idle_since IS NULL, NULL, asked_back),
+    asked_for = iif(:idle_since IS NULL, NULL, asked_for)
+WHERE number = :number AND state = 'held';
+
+-- name: has_worked
+UPDATE lease SET returned = 0 WHERE number = :number AND returned;
+
+-- name: may_be_asked
+SELECT EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL)
+       AND EXISTS (SELECT 1 FROM lease WHERE idle_since IS NOT NULL) AS somebody,
+       EXISTS (SELECT 1 FROM lease WHERE asked_for IS NOT NULL) AS is_asked;
+
+-- name: idle
+SELECT number, slices, terms, course, idle_since, returned, parkings, asked_back, asked_for
+FROM lease WHERE idle_since IS NOT NULL ORDER BY number;
+
+-- name: forget_unheard
+-- Who was asked long ago and has not answered: others are asked.
+UPDATE lease SET idle_since = NULL, asked_for = NULL, asked_back = iif(asked_back = 'yielded', NULL, asked_back)
+WHERE asked_for IS NOT NULL AND NOT (asked_at BETWEEN :since AND :now);
+
+-- name: forget_needless
+-- Whoever it was for has left the queue: what it has stays with its kernel.
+UPDATE lease SET asked_for = NULL, asked_back = iif(asked_back = 'yielded', NULL, asked_back)
+WHERE asked_for IS NOT NULL AND state = 'held' AND NOT EXISTS (
+    SELECT 1 FROM lease AS waiter WHERE waiter.number = lease.asked_for AND waiter.turn IS NOT NULL
+);
+
+-- name: ask_for
+UPDATE lease SET asked_back = 'yielded', asked_for = :waiter, asked_at = :now
+WHERE number = :number AND asked_back IS NULL;
+
+-- name: giving_way
+SELECT count(*) FROM lease WHERE asked_for = :number AND state = 'held';
 
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
@@ -378,7 +424,7 @@ WHERE number = :number AND id = :id;
 UPDATE lease SET notice = :notice, ending = :ending WHERE number = :number AND id = :id;
 
 -- name: ask_back
-UPDATE lease SET notice = :notice, asked_back = :reason WHERE number = :number;
+UPDATE lease SET notice = :notice, asked_back = :reason, asked_for = NULL WHERE number = :number;
 
 -- name: course_versions
 SELECT number, user, text, saved_at FROM course_version

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from gpu_pool.clock import Clock
 from gpu_pool.policy import forecast as forecasting
-from gpu_pool.policy import placement, queue
+from gpu_pool.policy import placement, queue, yielding
 from gpu_pool.policy.fairness import courses_in_turn
 from gpu_pool.policy.holding_times import FEWEST, MOST_ALIKE
 from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
@@ -80,6 +80,11 @@ class StoredQueue:
         self._rules = rules
         self.sharing = sharing
         self._clock = clock
+
+    @property
+    def long(self) -> int:
+        """Of how many leases a queue is at most that is in order at any time."""
+        return self._tuning.long_queue
 
     def serve(self) -> int:
         """Grant to everybody whose turn has come, and write down in which order the others follow.
@@ -150,7 +155,8 @@ class StoredQueue:
         granted = self._leases.granted(row, parts)
         self._db.run("grant", {"number": waiter.number, **granted})
         self._devices.count("take", parts)
-        waited = {"waited": round(max(0.0, now - waiter.since), 3)}
+        asked_at = row["resumed_at"] if row["resumed_at"] is not None else waiter.since
+        waited = {"waited": round(max(0.0, now - asked_at), 3)}
         self._db.audit_buffer.decided("granted", row, parts, waited, asked=False)
 
     def why_waiting(self, row: Row, place: int) -> Outlook:
@@ -162,7 +168,8 @@ class StoredQueue:
         now = replace(self._bare(), queue=list(waiters.values()))
         if waiter.reserved:
             now = replace(now, holdings=self._holdings(), history=self._holding_times())
-        return Outlook(place, forecasting.explain(waiter.number, now, self._devices.drained()))
+        why = forecasting.explain(waiter.number, now, self._devices.drained())
+        return Outlook(place, why, giving_way=self._db.one("giving_way", number=waiter.number)[0])
 
     def prospects(self) -> Situation | None:
         """Return what expected waits are worked out from; None for a long queue or without facts."""
@@ -174,6 +181,23 @@ class StoredQueue:
     def queue_head(self, most: int) -> list[Waiter]:
         """Return the first who wait, in the order of their turns."""
         return [self._waiter(row) for row in self._db.run("first_waiters", {"most": most}).fetchall()]
+
+    def waiting(self) -> tuple[Situation, frozenset[int]]:
+        """Return the pool with those who wait, and the numbers of those that idle kernels give way to."""
+        rows = self._db.run("waiters").fetchall()
+        now = self._situation([self._waiter(row) for row in rows])
+        kernels = {row["number"]: bool(row["kernel"]) for row in rows}
+        yielded_to = (
+            waiter.number
+            for waiter in now.queue
+            if yielding.is_yielded_to(
+                self._yield_after(waiter.course) if kernels[waiter.number] else None, waiter.longest
+            )
+        )
+        return now, frozenset(yielded_to)
+
+    def _yield_after(self, course: str) -> float | None:
+        return self.sharing.courses.get(course, self.sharing.default).yield_after
 
     def foresee(self, row: Row) -> QueueForecast | None:
         """Say what a lease would meet in the queue that is not there; None if it would be granted at once."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 from gpu_pool.policy.sharing import CourseVersion
+from gpu_pool.store import yielding
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.history import HistorySize
 from gpu_pool_client import BadRequest, EndedLease
@@ -28,13 +29,16 @@ def history(store: StoreContext, since: float, user: str | None = None) -> list[
         return store.history.read(since, user)
 
 
-def report_busy(store: StoreContext, lease_id: str, spans: Iterable[Span]) -> None:
+def report_busy(
+    store: StoreContext, lease_id: str, spans: Iterable[Span], gives_way_since: float | None = None
+) -> None:
     """Keep when a lease's kernel worked, as long as the history keeps the lease; see ``Pool.report_busy``.
 
     A span with a begin that is known replaces that one. Too many are left out.
     """
     with store.db.transaction(store.give_up_at):
-        number = store.leases.row(lease_id)["number"]
+        row, has_worked = store.leases.row(lease_id), False
+        number = row["number"]
         kept = int(store.db.one("busy_of_lease", number=number)[0])
         for began, seconds in spans:
             if not (math.isfinite(began) and math.isfinite(seconds) and seconds >= 0):
@@ -45,6 +49,8 @@ def report_busy(store: StoreContext, lease_id: str, spans: Iterable[Span]) -> No
             if kept < _MOST_OF_LEASE:
                 store.db.run("add_busy", {"number": number, "began": began, "seconds": seconds})
                 kept += 1
+            has_worked = has_worked or (row["held_at"] is not None and began + seconds >= row["held_at"])
+        yielding.note(store, row, gives_way_since, has_worked=has_worked)
 
 
 def busy_times(store: StoreContext, since: float) -> dict[str, tuple[Span, ...]]:

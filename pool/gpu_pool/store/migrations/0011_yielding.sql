@@ -1,0 +1,16 @@
+-- What is known of a kernel that may give its slices to somebody who waits. Moments are of this boot's clock.
+-- Since when it has been idle and could be parked; NULL where it is not, or nobody says.
+ALTER TABLE lease ADD COLUMN idle_since REAL;
+-- Whether it has taken its slices again and run nothing since.
+ALTER TABLE lease ADD COLUMN returned INTEGER NOT NULL DEFAULT 0;
+-- When it was parked because somebody waited, as JSON: those of the last hour.
+ALTER TABLE lease ADD COLUMN parkings TEXT NOT NULL DEFAULT '[]';
+-- The highest number of those newcomers that it has overtaken when it asked for its slices again.
+ALTER TABLE lease ADD COLUMN overtaken INTEGER NOT NULL DEFAULT 0;
+-- For whom its slices are asked back, by number, and when that was.
+ALTER TABLE lease ADD COLUMN asked_for INTEGER;
+ALTER TABLE lease ADD COLUMN asked_at REAL;
+-- When it asked for its slices again, Unix seconds: its place in the queue is another.
+ALTER TABLE lease ADD COLUMN resumed_at REAL;
+CREATE INDEX lease_idle ON lease (number) WHERE idle_since IS NOT NULL;
+CREATE INDEX lease_asked_for ON lease (asked_for) WHERE asked_for IS NOT NULL;
