@@ -437,6 +437,8 @@ class SessionDriver:
                 self._do.let_go()
             case effects.ReleaseLease():
                 self.pool_work.release(effect.lease_id, effect.reason)
+            case effects.StayBusy():
+                self.pool_work.stay_busy()
             case effects.Unreserve():
                 self.pool_work.unreserve(effect.lease_id, effect.request)
             case effects.Close():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -102,7 +102,7 @@ class PoolWork:
             case effects.ResizeQueued():
                 return self._resize_queued(work.request)
             case effects.Park():
-                return self._park()
+                return self._park(yields=work.yields)
             case effects.ParkAgain():
                 return self._park_again()
             case effects.Resume():
@@ -112,6 +112,14 @@ class PoolWork:
     def release(self, lease_id: str, reason: EndReason) -> None:
         """Give a slice back, or leave the queue; :meth:`settled` returns when the pool has been told."""
         self._tell(self.pool.give_back(lease_id, reason))
+
+    def stay_busy(self) -> None:
+        """Tell the pool that the kernel does not give way now."""
+        self._tell(self._report(self._lease_id, (), None))
+
+    async def _report(self, lease_id: str, spans: Sequence[tuple[float, float]], since: float | None) -> None:
+        with suppress(GpuPoolError):
+            await self.pool.report_busy(lease_id, spans, gives_way_since=since)
 
     def unreserve(self, lease_id: str, request: SliceRequest) -> None:
         """Let others have what was kept for a restart."""
@@ -227,8 +235,7 @@ class PoolWork:
                 reason = lease.end_reason.value if lease.end_reason else None
                 return events.TermsOver(idling.taken(reason, lease.notice))
             if spans := relay.busy_times.due():
-                with suppress(GpuPoolError):
-                    await self.pool.report_busy(lease.id, spans)
+                await self._report(lease.id, spans, _unix(known.gives_way_since))
             activity = None
             if idling.needs_device(known, lease, *relay.seen, time.monotonic()):
                 activity = await self._activity()
@@ -236,6 +243,35 @@ class PoolWork:
             return events.TermsOver(idling.taken(error.reason))
         # Cells may have begun and ended meanwhile.
         return events.Looked(lease, *relay.seen, activity)
+
+    async def give_way(self, since: float, relay: Relay) -> events.Event:
+        """Tell the pool since when the kernel gives way, and follow it until it works or is asked.
+
+        The pool hears at once that it works again; nothing that was submitted waits for that.
+        """
+        lease_id, works = self._lease_id, asyncio.create_task(relay.works())
+        asked = asyncio.create_task(self._until_asked(lease_id))
+        try:
+            await self.pool.report_busy(
+                lease_id, relay.busy_times.due(at_once=True), gives_way_since=_unix(since)
+            )
+            await asyncio.wait({works, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if works.done():
+                self._tell(self._report(lease_id, (), None))
+                return events.Worked()
+            await asked
+        except LeaseGone:
+            pass  # a look at it says how it ended
+        finally:
+            works.cancel()
+            asked.cancel()
+        return events.LeaseNews()
+
+    async def _until_asked(self, lease_id: str) -> None:
+        """Return once a held lease is asked back, or is not held any more."""
+        async for lease in self.pool.watch(lease_id):
+            if lease.asked_back is not None or lease.state is not LeaseState.HELD:
+                return
 
     async def _activity(self) -> Activity:
         activity = await self.pool.activity(self._lease_id)
@@ -248,8 +284,10 @@ class PoolWork:
         except NOT_NOW:
             return False
 
-    async def _park(self) -> events.Event:
+    async def _park(self, *, yields: bool) -> events.Event:
         try:
+            if yields and self.see(await self.pool.get_lease(self._lease_id)).asked_back is None:
+                return events.FoundAtWork(is_silent=False)  # whoever waited has gone
             is_moved = await self._initialised()
             return events.Parked(self.see(await self.pool.park(self._lease_id)), is_moved)
         except LeaseGone as error:
@@ -448,6 +486,11 @@ _USED: Final = (
     "there would be in the way."
 )
 _THEN: Final = "it then changes to {}, if that is free."
+
+
+def _unix(moment: float | None) -> float | None:
+    """Return the Unix time of a moment of the session's clock."""
+    return None if moment is None else moment - time.monotonic() + time.time()
 
 
 def on_our_clock(lease: Lease) -> Lease:

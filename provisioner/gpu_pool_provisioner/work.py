@@ -78,6 +78,9 @@ class KernelWork:
             case effects.Look():
                 assert self.run is not None
                 return self._pool.look(self.run.relay)
+            case effects.GiveWay():
+                assert self.run is not None
+                return self._pool.give_way(work.since, self.run.relay)
             case effects.CheckIdle():
                 return self._check_idle()
             case effects.ResizeKernel():

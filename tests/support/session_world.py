@@ -293,7 +293,10 @@ class World:
                 return [events.FoundIdle] * 3 + [lambda: events.FoundAtWork(self._maybe())]
             case effects.Park():
                 parked = lambda: events.Parked(self._lease(LeaseState.PARKED), self._maybe())  # noqa: E731
-                return [parked, parked, parked, events.NotParked, away]
+                gone = [lambda: events.FoundAtWork(is_silent=False)] if work.yields else []
+                return [parked, parked, parked, events.NotParked, away, *gone]
+            case effects.GiveWay():
+                return [events.Worked, events.LeaseNews, away]
             case effects.ParkAgain():
                 return [events.ParkedAgain, lambda: events.Resumed(self._lease()), away]
             case effects.Resume():
@@ -321,8 +324,9 @@ class World:
             ends_at=self.chance.choice([None, None, None, self.now + 1.0]),
             idle_limit=self.chance.choice([1.0, 1.0, 100.0]),
             when_idle=self.chance.choice(list(WhenIdle)),
+            yield_after=self.chance.choice([None, 1.0]),
         )
-        asked = self.chance.choice([None, None, EndReason.REVOKED])
+        asked = self.chance.choice([None, None, EndReason.REVOKED, EndReason.YIELDED])
         initialised = self.chance.random() < 0.3
         activity = Activity(initialised=initialised, working=self.chance.choice([None, False, True]))
         found = replace(self._lease(state), terms=terms, asked_back=asked)

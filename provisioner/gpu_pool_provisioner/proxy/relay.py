@@ -60,10 +60,10 @@ class BusyTimes:
             self._spans.append((began, self._clock() - by_clock))
             del self._spans[:-_MOST_PIECES]
 
-    def due(self) -> tuple[tuple[float, float], ...]:
-        """Return what is to be told now, once; nothing if that was done lately."""
+    def due(self, *, at_once: bool = False) -> tuple[tuple[float, float], ...]:
+        """Return what is to be told now, once; nothing if that was done lately, unless ``at_once``."""
         now = self._clock()
-        if not self._spans or now - self._told_at < EVERY:
+        if not self._spans or (now - self._told_at < EVERY and not at_once):
             return ()
         told, self._spans, self._told_at = tuple(self._spans), [], now
         return told
@@ -102,6 +102,8 @@ class Relay:
         #: Code that was passed on and has had no reply, by message id.
         self._unanswered: dict[str, list[zmq.Frame]] = {}
         self._untold: list[str] = []
+        #: Set once the kernel works again, where somebody waits for that.
+        self._work_comes: asyncio.Future[None] | None = None
         handlers = {
             **dict.fromkeys(_BOTH_WAYS, self._take_answer),
             "hb": ignore,
@@ -206,6 +208,16 @@ class Relay:
                 return False
         return not self.busy and not self._unanswered and self.last_activity == before
 
+    async def works(self) -> None:
+        """Return once the kernel works on what was submitted, or something is submitted to it."""
+        if not self.busy and not self._unanswered:
+            self._work_comes = asyncio.get_running_loop().create_future()
+            await self._work_comes
+
+    def _say_works(self) -> None:
+        if self._work_comes is not None and not self._work_comes.done():
+            self._work_comes.set_result(None)
+
     def interrupt(self) -> None:
         """Interrupt the kernel by a message, where it takes no signals."""
         self.back["control"].send(self._session.serialize(self._session.msg("interrupt_request", {})))
@@ -276,6 +288,7 @@ class Relay:
         """Send the kernel what came for it on a channel."""
         if channel == "shell" and len(frames) > HEADER and b'"execute_request"' in frames[-HEADER].bytes:
             self._unanswered[_header(frames[-HEADER].bytes).get("msg_id", "")] = frames
+            self._say_works()
         self.back[channel].send(frames)
 
     def _observe(self, parent: bytes, content: bytes) -> None:
@@ -287,6 +300,7 @@ class Relay:
                 self.busy_times.see(busy=self.busy)
                 return
             self.busy_times.see(busy=True)
+            self._say_works()
             self._at_work[header.get("msg_id", "")] = header
             if len(self._at_work) > _MOST_AT_WORK:
                 del self._at_work[next(iter(self._at_work))]

@@ -29,6 +29,8 @@ def _parking(session: Session) -> idle.Parking:
 def _with_slice(session: Session, idling: idle.Idling) -> Session:
     """Return the session of a kernel that keeps its slice, for the time being."""
     state = State.ASKED_BACK if idling.is_asked_back else State.RUNNING
+    if state is not session.state:  # what followed it has been given up
+        idling = replace(idling, is_followed=False)
     return replace(session, state=state, idling=idling, parking=None)
 
 
@@ -42,11 +44,32 @@ def looked(session: Session, event: on.Looked, now: float) -> Outcome:
     if found.act in (ExpiryAction.PARK, ExpiryAction.END):
         parking = idle.Parking(found, given_back=idling.gives_back)
         return replace(after, state=State.PARKING, parking=parking), (*tells, do.HoldWork(), do.CheckIdle())
-    return after, tells
+    idling, since = idle.told(idling, event, now)
+    was = _idling(session)
+    if after.state is not State.RUNNING:
+        return after, tells  # it goes as soon as it is idle, whoever waits
+    if since is not None and not was.is_followed:
+        return replace(after, idling=idling), (*tells, do.GiveWay(since))
+    if since is None and was.gives_way_since is not None:
+        return replace(after, idling=idling), (*tells, do.StayBusy())
+    return replace(after, idling=idling), tells
+
+
+def worked(session: Session, event: on.Worked, now: float) -> Outcome:
+    """See that a kernel works again that gave way; the pool has been told."""
+    idling = replace(_idling(session), gives_way_since=None, is_followed=False)
+    return replace(session, idling=idling), ()
+
+
+def asked_to_give_way(session: Session, event: on.LeaseNews, now: float) -> Outcome:
+    return replace(session, idling=replace(_idling(session), look_at=now, is_followed=False)), ()
 
 
 def not_looked(session: Session, event: on.PoolAway, now: float) -> Outcome:
-    return replace(session, idling=idle.not_looked(_idling(session), now)), ()
+    idling = idle.not_looked(_idling(session), now)
+    if isinstance(event.work, do.GiveWay):
+        idling = replace(idling, is_followed=False)
+    return replace(session, idling=idling), ()
 
 
 def keep(session: Session, event: on.KeepRequested, now: float) -> Outcome:
@@ -69,14 +92,9 @@ def resize(session: Session, event: on.ResizeRequested, now: float) -> Outcome:
 
 
 def resized(session: Session, event: on.Resized, now: float) -> Outcome:
-    idling = replace(_idling(session), look_at=now if _is_looked_at(_idling(session)) else None)
+    idling = replace(_idling(session), look_at=now if idle.is_looked_at(_idling(session)) else None)
     told = replace(session, changes=session.changes + 1, change=event.change)
     return _with_slice(told, idling), (do.PassOn(),)
-
-
-def _is_looked_at(idling: idle.Idling) -> bool:
-    """Whether anything comes of the terms, or of what its user has asked for."""
-    return idling.terms.has_limits or idling.gives_back
 
 
 def found_idle(session: Session, event: on.FoundIdle, now: float) -> Outcome:
@@ -85,7 +103,7 @@ def found_idle(session: Session, event: on.FoundIdle, now: float) -> Outcome:
         return found_at_work(session, on.FoundAtWork(is_silent=False), now)
     if parking.ends:
         return life.terms_over(session, on.TermsOver(parking.step), now)
-    return session, (do.Park(),)
+    return session, (do.Park(yields=parking.step.yields),)
 
 
 def found_at_work(session: Session, event: on.FoundAtWork, now: float) -> Outcome:

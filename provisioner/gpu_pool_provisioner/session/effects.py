@@ -128,6 +128,11 @@ class ReleaseLease(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class StayBusy(Effect):
+    """Tell the pool that the kernel does not give way now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unreserve(Effect):
     """Let others have what was kept for a restart that has not come."""
 
@@ -215,7 +220,23 @@ class CheckIdle(Work):
 
 @dataclass(frozen=True, slots=True)
 class Park(Work):
-    """Lend the slice to others. Comes to ``Parked``, ``NotParked``, ``PoolAway`` or ``TermsOver``."""
+    """Lend the slice to others. Comes to ``Parked``, ``NotParked``, ``PoolAway`` or ``TermsOver``.
+
+    Where it ``yields`` and nobody waits any more, it comes to ``FoundAtWork``: the slice stays.
+    """
+
+    yields: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveWay(Work):
+    """Tell the pool that the kernel gives way, and follow its lease.
+
+    Comes to ``Worked``, ``LeaseNews`` or ``PoolAway``.
+    """
+
+    #: Since when, by the session's clock.
+    since: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,16 @@ class Looked(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Worked(Event):
+    """It works again, after it gave way to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseNews(Event):
+    """The lease of a kernel that gives way has changed: somebody may wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class FoundIdle(Event):
     """The kernel has done all that it was given."""
 

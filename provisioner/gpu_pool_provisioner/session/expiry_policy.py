@@ -64,6 +64,8 @@ class KernelObservation:
     kept: bool = False
     #: Whether its slice is to go as soon as it is idle.
     asked_back: bool = False
+    #: Whether somebody waits for its slice, so that it goes if the kernel gives way.
+    yields: bool = False
     #: What its user has been warned of already.
     warned: frozenset[str] = frozenset()
 
@@ -85,6 +87,8 @@ class ExpiryStep:
     if_idle: bool = False
     #: Whether its slice has gone already, because it was asked to be parked and the answer was lost.
     is_parked: bool = False
+    #: Whether it is parked only because somebody waits: not where nobody does any more.
+    yields: bool = False
     #: The value of the ``EndReason`` with which the pool has ended the lease already, if it has.
     ended_as: str | None = None
 
@@ -111,6 +115,22 @@ def given_back_at(terms: Terms, seen: KernelObservation) -> tuple[float | None, 
     if terms.when_idle is WhenIdle.KEEP or _may_work(terms, seen):
         return None, False
     return at, True
+
+
+def gives_way_at(terms: Terms, seen: KernelObservation) -> float | None:
+    """Return when the kernel will have been idle for long enough to give way to others; None for never.
+
+    Only what keeps its variables gives way, and never what its user has said to be in use.
+    """
+    if terms.yield_after is None or seen.busy or seen.kept:
+        return None
+    return max(seen.idle_since + terms.yield_after, seen.kept_until, seen.postponed_until)
+
+
+def gives_way(terms: Terms, seen: KernelObservation, now: float) -> bool:
+    """Whether it may be parked now because somebody waits: it is idle, and its variables are kept."""
+    at = gives_way_at(terms, seen)
+    return at is not None and now >= at and (seen.activity.initialised is False or _is_movable(seen))
 
 
 def keeps_variables(activity: Activity) -> bool:
@@ -141,6 +161,7 @@ def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:
 def step(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     """Decide what to do. The end of the lease comes first; then idleness, which the device overrules."""
     due = [_end_of_lease(terms, seen, now), _asked_back(seen, now), _end_as_idle(terms, seen, now)]
+    due.append(_gives_way(terms, seen, now))
     for act in (ExpiryAction.END, ExpiryAction.PARK, ExpiryAction.WARN):
         for each in due:
             if each.act is act:
@@ -166,6 +187,16 @@ def _asked_back(seen: KernelObservation, now: float) -> ExpiryStep:
         pause = _MAY_WORK
     at = max(seen.idle_since + pause, seen.postponed_until)
     return going if now >= at else ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
+
+
+def _gives_way(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
+    if seen.yields and gives_way(terms, seen, now):
+        return ExpiryStep(ExpiryAction.PARK, yields=True)
+    at = gives_way_at(terms, seen)
+    if at is None or now >= at:
+        # Whoever works now will not have been idle for so long any sooner.
+        return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(terms.yield_after or _SELDOM))
+    return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
 
 
 def _end_as_idle(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpu_pool_client import Activity, Lease, LeaseState, Terms
+from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
 from gpu_pool_client._values import why_over
 from gpu_pool_provisioner.session import expiry_policy, texts
 from gpu_pool_provisioner.session.events import Looked
@@ -48,6 +48,12 @@ class Idling:
     asked_back: bool = False
     gives_back: bool = False
     may_end: bool = False
+    #: Whether somebody waits for it.
+    yields: bool = False
+    #: Since when the kernel gives way, as the pool was told; None where it was told nothing, or that it
+    #: does not. And whether it is followed since then whether somebody asks.
+    gives_way_since: float | None = None
+    is_followed: bool = False
 
     @property
     def is_asked_back(self) -> bool:
@@ -103,7 +109,17 @@ class Parking:
 
 def begun(terms: Terms, now: float) -> Idling:
     """Return what is known of a kernel that has just got its slice."""
-    return Idling(terms, now, now if terms.has_limits else None)
+    return Idling(terms, now, now if terms.has_limits else _first_look(terms, now))
+
+
+def _first_look(terms: Terms, now: float) -> float | None:
+    """Return when it is seen first whether a kernel gives way that nothing else happens to."""
+    return None if terms.yield_after is None else now + terms.yield_after
+
+
+def is_looked_at(idling: Idling) -> bool:
+    """Whether anything comes of the terms, or of what its user has asked for."""
+    return idling.terms.has_limits or idling.gives_back or idling.terms.yield_after is not None
 
 
 def observed(
@@ -118,6 +134,7 @@ def observed(
         activity=activity or Activity(),
         kept=idling.kept,
         asked_back=idling.is_asked_back,
+        yields=idling.yields,
         warned=idling.warned,
     )
 
@@ -125,23 +142,40 @@ def observed(
 def needs_device(idling: Idling, lease: Lease, busy: bool, last_activity: float, now: float) -> bool:
     """Whether what the kernel does with its device decides anything yet: to look at it costs more."""
     if lease.state is not LeaseState.HELD:
-        return lease.asked_back is not None
-    asked = replace(idling, terms=lease.terms, asked_back=lease.asked_back is not None)
+        return lease.asked_back not in (None, EndReason.YIELDED)
+    asked = _as_asked(replace(idling, terms=lease.terms), lease)
     seen = observed(asked, busy, last_activity)
     if seen.asked_back and not seen.busy and now >= seen.postponed_until:
         return True
     at = expiry_policy.idle_at(lease.terms, seen)
-    return at is not None and now >= at - lease.terms.warn_before
+    if at is not None and now >= at - lease.terms.warn_before:
+        return True
+    gives_way_at = expiry_policy.gives_way_at(lease.terms, seen)
+    return gives_way_at is not None and now >= gives_way_at
+
+
+def _as_asked(idling: Idling, lease: Lease) -> Idling:
+    """Return what is known of a kernel with what the pool asks of it."""
+    yields = lease.asked_back is EndReason.YIELDED
+    return replace(idling, yields=yields, asked_back=lease.asked_back is not None and not yields)
+
+
+def told(idling: Idling, look: Looked, now: float) -> tuple[Idling, float | None]:
+    """Return what the pool is to be told after a look: since when the kernel gives way, None for not now."""
+    seen = observed(idling, look.busy, look.last_activity, look.activity)
+    gives_way = look.lease.state is LeaseState.HELD and expiry_policy.gives_way(idling.terms, seen, now)
+    since = seen.idle_since if gives_way else None
+    return replace(idling, gives_way_since=since, is_followed=gives_way), since
 
 
 def looked(idling: Idling, look: Looked, now: float) -> tuple[Idling, ExpiryStep, list[str]]:
     """Return what is known after a look, what to do, and what its user is to be told."""
     lease = look.lease
-    told = [lease.message] if lease.message and lease.message != idling.notice else []
-    idling = replace(idling, notice=lease.message, asked_back=lease.asked_back is not None)
+    tells = [lease.message] if lease.message and lease.message != idling.notice else []
+    idling = _as_asked(replace(idling, notice=lease.message), lease)
     if lease.state is not LeaseState.HELD:
         step = _without_slice(idling, look, now)
-        return _later(idling, step.again_in, now), step, told
+        return _later(idling, step.again_in, now), step, tells
     idling = replace(idling, terms=lease.terms)
     step = expiry_policy.step(
         lease.terms, observed(idling, look.busy, look.last_activity, look.activity), now
@@ -149,14 +183,14 @@ def looked(idling: Idling, look: Looked, now: float) -> tuple[Idling, ExpiryStep
     if step.message == expiry_policy.ASKED_BACK:
         if lease.asked_back is None and not idling.may_end:
             # Its user gave it back only for as long as variables are kept.
-            step, told = ExpiryStep(ExpiryAction.NOTHING), [*told, texts.STAYS]
+            step, tells = ExpiryStep(ExpiryAction.NOTHING), [*tells, texts.STAYS]
             idling = replace(idling, gives_back=False)
         else:
             step = replace(step, message=f"{step.message} {lease.message}".rstrip())
     if step.act is ExpiryAction.WARN:
-        told = [*told, step.message]
+        tells = [*tells, step.message]
         idling = replace(idling, warned=idling.warned | {step.warns_of})
-    return _later(idling, step.again_in, now), step, told
+    return _later(idling, step.again_in, now), step, tells
 
 
 def _without_slice(idling: Idling, look: Looked, now: float) -> ExpiryStep:
@@ -164,7 +198,8 @@ def _without_slice(idling: Idling, look: Looked, now: float) -> ExpiryStep:
     lease = look.lease
     if now < idling.parks_until and lease.state is LeaseState.PARKED:
         return ExpiryStep(ExpiryAction.PARK, is_parked=True)  # as this side has asked for
-    if lease.asked_back and look.activity is not None and look.activity.initialised:
+    is_asked = lease.asked_back not in (None, EndReason.YIELDED)
+    if is_asked and look.activity is not None and look.activity.initialised:
         return ExpiryStep(ExpiryAction.END, f"{_USED_MEANWHILE} {lease.message}".rstrip())
     # Code that runs already cannot be held any more.
     return ExpiryStep(ExpiryAction.NOTHING, again_in=_SOON) if look.busy else ExpiryStep(ExpiryAction.PARK)

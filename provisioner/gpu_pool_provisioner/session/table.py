@@ -178,6 +178,8 @@ TABLE: Final[Mapping[State, _Column]] = {
         **_kernel(_S.RUNNING),
         **_KEEPS_SLICE,
         on.PoolAway: Rule(keeping.not_looked, (_S.RUNNING,)),
+        on.Worked: Rule(keeping.worked, (_S.RUNNING,)),
+        on.LeaseNews: Rule(keeping.asked_to_give_way, (_S.RUNNING,)),
         on.KeepRequested: Rule(keeping.keep, (_S.RUNNING,)),
     },
     _S.ASKED_BACK: {

@@ -38,6 +38,25 @@ async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
     assert (await jupyter_env.only_lease()).state is LeaseState.HELD
 
 
+async def test_an_idle_kernel_gives_way_to_who_waits_and_takes_its_slice_again(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
+) -> None:
+    course(yield_after="1s")
+    first, second = (manager(jupyter_env.install(name, "1")) for name in ("one", "other"))
+    await first.start_kernel()
+
+    async with frontend(first) as page:
+        await page.run("kept = 42").done()
+        assert not await jupyter_env.is_parked()
+        await second.start_kernel()
+        async with frontend(second) as other:
+            assert (await other.run("print('mine')").done()).outputs == ["mine\n"]
+            assert await jupyter_env.is_parked()
+            # The other one gives way in its turn: it has run a cell since it came.
+            assert (await page.run("print(kept)").done()).outputs == ["42\n"]
+            assert (await other.run("print('again')").done()).outputs == ["again\n"]
+
+
 @pytest.mark.long
 async def test_its_devices_are_hidden_while_it_is_parked(
     jupyter_env: JupyterEnv, manager: Managers, course: Any, tmp_path: Path
