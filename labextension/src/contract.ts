@@ -83,6 +83,8 @@ export interface ISlice {
   ends_when_idle: boolean;
   kept_until: number | null;
   asked_back: boolean;
+  /** Whether it goes, or has gone, to somebody who waits while the kernel is idle. */
+  gives_way: boolean;
   devices: IDevice[];
   node: string;
   memory: IMemory | null;

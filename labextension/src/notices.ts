@@ -88,8 +88,9 @@ export class Notices {
             ])
           ];
     }
-    // Who gave it back knows.
-    if (before.state === 'held' && slice.state === 'parked' && !slice.given_back) {
+    // Who gave it back knows. A kernel that gives way to others may do so many times a day, and takes it again.
+    const isTold = !slice.given_back && !slice.gives_way;
+    if (before.state === 'held' && slice.state === 'parked' && isTold) {
       const kept = trans.__('Variables are kept; the next cell waits for a slice.');
       const said = slice.message || kept;
       return [this.notice('parked', slice, trans.__('Your GPU slice was lent to others'), [said])];

@@ -156,6 +156,9 @@ function held(slice: ISlice, now: number, trans: Words): string {
   if (ends !== null) {
     return trans.__('%1 · ends in %2', size, duration(ends - now, trans));
   }
+  if (slice.gives_way) {
+    return trans.__('%1 · idle, giving way', size);
+  }
   if (slice.asked_back) {
     return trans.__('%1 · asked back', size);
   }

@@ -137,3 +137,10 @@ test('a state that is lost and comes back is no news', () => {
   page.notices.of(null, page.now);
   assert.deepEqual(page.kinds(slice()), []);
 });
+
+test('who gives way to others is not notified each time', () => {
+  const notices = new Notices(trans, () => 60);
+  notices.of({ slices: [slice({ gives_way: true })], pools: [] }, NOW);
+  const parked = slice({ state: 'parked', gives_way: true });
+  assert.deepEqual(notices.of({ slices: [parked], pools: [] }, NOW), []);
+});

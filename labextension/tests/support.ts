@@ -34,6 +34,7 @@ export function slice(changes: Partial<ISlice> = {}): ISlice {
     ends_when_idle: false,
     kept_until: null,
     asked_back: false,
+    gives_way: false,
     devices: [{ name: 'V100', simulated: false }],
     node: '',
     memory: { granted_mib: 655, used_mib: 512, strength: 'none', by: 'accounting only' },

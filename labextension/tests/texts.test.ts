@@ -93,6 +93,8 @@ table('the status bar', status, [
   [slice({ gives_back_at: NOW + 60 }), '2% · 512 of 655 MiB'],
   [slice({ gives_back_at: NOW + 60, ends_when_idle: true }), '2% · ends in 1 min'],
   [slice({ asked_back: true }), '2% · asked back'],
+  [slice({ gives_way: true }), '2% · idle, giving way'],
+  [slice({ state: 'parked', gives_way: true }), 'parked'],
   [slice({ state: 'none' }), 'no GPU slice'],
   [waiting({ ends_at: NOW + 60, position: 2 }), '2nd in the queue']
 ]);
@@ -107,6 +109,7 @@ table<ISlice>('a colour only where somebody should act', each => texts.needsActi
   [slice({ gives_back_at: NOW + 60 }), false],
   [slice({ gives_back_at: NOW + 60, ends_when_idle: true }), true],
   [slice({ asked_back: true }), true],
+  [slice({ gives_way: true }), false],
   [slice({ memory: full }), true],
   [slice({ memory: { ...full, used_mib: 622 } }), false],
   [slice({ state: 'none' }), false],

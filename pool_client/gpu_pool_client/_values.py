@@ -99,6 +99,14 @@ class Outlook:
     giving_way: int = 0
 
     @property
+    def reason(self) -> str:
+        """Why it waits, and before that who gives way for it, if anybody does."""
+        if not self.giving_way:
+            return self.why
+        kernels = "1 idle kernel is" if self.giving_way == 1 else f"{self.giving_way} idle kernels are"
+        return f"{kernels} giving way. {self.why}".rstrip()
+
+    @property
     def expected(self) -> str:
         """The range of waits, ``perhaps about 4 to 9 min``; empty when nothing is known."""
         if self.wait is None:
@@ -118,7 +126,7 @@ class Outlook:
     def __str__(self) -> str:
         where = {None: "You wait in the queue", 1: "You are next in the queue"}
         place = where.get(self.position, f"You are number {self.position} in the queue")
-        return f"{', '.join(filter(None, (place, self.expected)))}. {self.why}".strip()
+        return f"{', '.join(filter(None, (place, self.expected)))}. {self.reason}".strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,9 @@ def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
         "ends_when_idle": held and idle.ends,
         "kept_until": at(idle.kept_until),
         "asked_back": held
+        and not state.gives_way
         and (idle.gives_back_when_idle or (lease is not None and lease.asked_back is not None)),
+        "gives_way": state.gives_way,
     }
 
 

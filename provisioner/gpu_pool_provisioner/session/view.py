@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool_client import Activity, Lease, Outlook, SliceRequest
+from gpu_pool_client import Activity, EndReason, Lease, Outlook, SliceRequest
 from gpu_pool_provisioner.session import idling
 from gpu_pool_provisioner.session.idling import IdleState
 from gpu_pool_provisioner.session.session import Session, SliceEnd, State
@@ -34,6 +34,19 @@ class SlicePhase(str, enum.Enum):
     """It gave up, or its slice is over."""
 
 
+#: In which it can be told that it gives way.
+_GIVES_WAY: Final = (SlicePhase.HELD, SlicePhase.PARKED, SlicePhase.RESUMING)
+#: What the user of a kernel reads that gives way, on the pages that show its slice and nowhere else.
+GIVING_WAY: Final = (
+    "Somebody waits for a GPU slice, so this one is lent to them while the kernel is idle. "
+    "Its variables are kept, and the next cell takes a slice again."
+)
+GAVE_WAY: Final = (
+    "This kernel was idle and somebody waited, so its GPU slice was lent to them. "
+    "Its variables are kept, and the next cell takes a slice again."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SliceView:
     """How one kernel's slice stands."""
@@ -56,6 +69,12 @@ class SliceView:
     given_back: bool
     #: Whether its size can change without a restart.
     resizes_live: bool
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether its slice goes, or has gone, to somebody who waits while the kernel is idle."""
+        asked = self.lease is not None and self.lease.asked_back is EndReason.YIELDED
+        return asked and self.phase in _GIVES_WAY
 
 
 _PHASES: Final = {
@@ -120,9 +139,10 @@ def _message(session: Session, phase: SlicePhase, shown: str) -> str:
     """Return what the kernel's user should read now."""
     if phase is SlicePhase.NONE:
         return session.end.message if session.end is not None else ""
+    gives_way = session.lease is not None and session.lease.asked_back is EndReason.YIELDED
     if phase is SlicePhase.PARKED and session.parking is not None:
-        return session.parking.why
+        return GAVE_WAY if gives_way and not session.parking.given_back else session.parking.why
     if phase is SlicePhase.HELD and session.lease is not None:
-        return session.lease.message or session.notice
+        return session.lease.message or session.notice or (GIVING_WAY if gives_way else "")
     wait = session.wait
-    return wait.outlook.why if wait is not None and wait.outlook is not None else shown
+    return wait.outlook.reason if wait is not None and wait.outlook is not None else shown

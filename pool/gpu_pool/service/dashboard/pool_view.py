@@ -369,7 +369,7 @@ def _row(lease: Lease, marks: Mapping[str, Mark], outlook: Outlook | None) -> Le
         limits=_limits(lease) if is_held else "",
         notice=lease.message,
         failure=lease.failure,
-        outlook=" ".join(filter(None, (f"{outlook.expected}." if outlook.expected else "", outlook.why)))
+        outlook=" ".join(filter(None, (f"{outlook.expected}." if outlook.expected else "", outlook.reason)))
         if outlook
         else "",
     )
