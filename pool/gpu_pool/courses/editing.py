@@ -148,6 +148,10 @@ per_user:
 # A slice is given back after this time at the latest.
 longest_lease: 4h
 
+# When nothing has run for this long and somebody waits, the slice goes to them, where that is possible.
+# Without this line: 60s. For only after idle_limit: never.
+# yield_after: 60s
+
 # When nothing has run for this long, the slice is lent to others, where that is possible.
 # Where that is not possible: keep the slice, or end the kernel after a warning.
 idle_limit: 30min
