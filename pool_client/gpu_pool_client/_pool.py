@@ -123,7 +123,7 @@ class Pool(LeaseOperations):
             await self.give_back(acquired.id)
 
     @operation(
-        Http("POST", "/leases", holder=("course", "kernel", "batch")),
+        Http("POST", "/leases", holder=("course", "kernel", "batch", "yields")),
         may=USERS,
         cost=Cost.REQUEST,
         decision="request {request}",

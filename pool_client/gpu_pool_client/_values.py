@@ -401,6 +401,9 @@ class Holder:
     process: Process | None = None
     #: Whether it is batch work, such as grading: it comes after all that is not, whatever its priority.
     batch: bool = False
+    #: Whether it can give its slices to others while it is idle, as a kernel can and a command cannot. Idle
+    #: kernels give way to such alone, and to leases that end soon.
+    yields: bool = False
 
 
 class Effect(Enum):

@@ -283,7 +283,7 @@ class SliceSettings(LocalProvisioner):
         """Return who asks for the slice: the user of this process, with names as a pool keeps them."""
         name = purpose(self.notebook, self.kernel_spec.display_name, str(self.kernel_id))
         user = printable(account_of(os.getuid()))
-        return Holder(user, self.course_name, name, Process.current(), self.batch)
+        return Holder(user, self.course_name, name, Process.current(), self.batch, yields=True)
 
     @property
     def course_name(self) -> str | None:

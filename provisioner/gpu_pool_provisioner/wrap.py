@@ -141,7 +141,7 @@ async def _serve(options: argparse.Namespace) -> int:
         return 1
     course = os.environ.get(COURSE_VARIABLE)
     batch = is_yes(os.environ.get(BATCH_VARIABLE, ""))
-    holder = Holder(account_of(os.getuid()), course, _name(options), Process.current(), batch)
+    holder = Holder(account_of(os.getuid()), course, _name(options), Process.current(), batch, yields=True)
     session = Session(parse_request(options.slice), _GRACE, default_outage_timeout())
     driver = SessionDriver(session, os.environ.get(URL_VARIABLE) or DEFAULT_URL, lambda: holder)
     resize_requests = accept_resize_requests(options.f, asyncio.get_running_loop())

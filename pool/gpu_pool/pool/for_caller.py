@@ -208,7 +208,7 @@ class PoolForCaller(Pool):
                 "Start a server for that course, or leave GPU_POOL_COURSE as it was when the server started.",
             )
         user = "" if anybody else caller.user
-        return Holder(user, course or own, holder.kernel, caller.process, holder.batch)
+        return replace(holder, user=user, course=course or own, process=caller.process)
 
     def _own_key(self, key: str) -> str:
         """Return the key in the store: nobody's requests may be found by another's keys."""

@@ -140,7 +140,9 @@ class LeaseTable:
             id=row["id"],
             key=row["key"],
             request=request,
-            holder=_holder(row, read_process(row["keeper"]), batch=course.batch),
+            holder=replace(
+                _holder(row, read_process(row["keeper"]), batch=course.batch), yields=bool(row["yields"])
+            ),
             state=LeaseState(row["state"]),
             requested_at=row["requested_at"],
             held_at=row["held_at"],

@@ -72,16 +72,16 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, terms, held_before, used_before, outside
+       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, terms, held_before, used_before, outside
+       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
-SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since, batch, kernel
+SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since, batch, yields
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: first_waiters
@@ -116,9 +116,9 @@ SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
 INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, within, request, milli, memory_mib, user, course,
-                   kernel, requested_at, first_held_at, held_at, ends_by, terms, keeper, pulse, deadline, deadline_reason, batch)
+                   kernel, requested_at, first_held_at, held_at, ends_by, terms, keeper, pulse, deadline, deadline_reason, batch, yields)
 VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :request, :milli, :memory_mib, :user, :course,
-        :kernel, :requested_at, :held_at, :held_at, :ends_by, :terms, :keeper, :pulse, :deadline, :deadline_reason, :batch);
+        :kernel, :requested_at, :held_at, :held_at, :ends_by, :terms, :keeper, :pulse, :deadline, :deadline_reason, :batch, :yields);
 
 -- name: grant
 -- Whoever promised a working process while it waited has had nothing to run until now.

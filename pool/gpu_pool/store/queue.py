@@ -186,12 +186,12 @@ class StoredQueue:
         """Return the pool with those who wait, and the numbers of those that idle kernels give way to."""
         rows = self._db.run("waiters").fetchall()
         now = self._situation([self._waiter(row) for row in rows])
-        kernels = {row["number"]: bool(row["kernel"]) for row in rows}
+        yielding_too = {row["number"] for row in rows if row["yields"]}
         yielded_to = (
             waiter.number
             for waiter in now.queue
             if yielding.is_yielded_to(
-                self._yield_after(waiter.course) if kernels[waiter.number] else None, waiter.longest
+                self._yield_after(waiter.course) if waiter.number in yielding_too else None, waiter.longest
             )
         )
         return now, frozenset(yielded_to)

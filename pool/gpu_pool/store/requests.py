@@ -87,6 +87,7 @@ def _draft(store: StoreContext, request: SliceRequest, holder: Holder, key: str)
         # A name that nobody has configured has no weight and no quota of its own.
         "course": course.name,
         "batch": int(holder.batch or course.batch),
+        "yields": holder.yields,
         "kernel": holder.kernel and plain(holder.kernel),
         "requested_at": store.clock.wall(),
         "keeper": write_process(keeper),

@@ -57,6 +57,7 @@ _OF_HOLDER: Final[Mapping[str, tuple[Any, Any]]] = {
     "course": (str | None, None),
     "kernel": (str | None, None),
     "batch": (bool, False),
+    "yields": (bool, False),
     "anybody": (bool, False),
 }
 

@@ -39,9 +39,9 @@ class School:
         """Set the clock of the wall."""
         self._times[0] += seconds
 
-    def ask(self, size: str = "50%", kernel: str | None = "notebook") -> str:
+    def ask(self, size: str = "50%", yields: bool = True) -> str:
         self._asked += 1
-        holder = Holder(f"user{self._asked}", kernel=kernel)
+        holder = Holder(f"user{self._asked}", yields=yields)
         lease = requests.decide(self.store, parse_request(size), holder, f"key{self._asked}")
         leases.set_deadline(self.store, lease.id, None)
         yielding.ask_back(self.store, at_once=True)
@@ -149,9 +149,9 @@ def test_one_that_does_not_answer_is_passed_over_after_a_minute(ours: School) ->
 def test_a_long_command_waits_and_one_that_ends_soon_is_yielded_to(ours: School) -> None:
     one, _ = ours.ask(), ours.ask()
     ours.idles(one)
-    ours.ask(kernel=None)
+    ours.ask(yields=False)
     assert ours.asked(one) == []
-    ours.ask("50% for 10min", kernel=None)
+    ours.ask("50% for 10min", yields=False)
     assert ours.asked(one) == [one]
 
 

@@ -1,4 +1,6 @@
 -- What is known of a kernel that may give its slices to somebody who waits. Moments are of this boot's clock.
+-- Whether whatever has it can give its slices to others while it is idle.
+ALTER TABLE lease ADD COLUMN yields INTEGER NOT NULL DEFAULT 0;
 -- Since when it has been idle and could be parked; NULL where it is not, or nobody says.
 ALTER TABLE lease ADD COLUMN idle_since REAL;
 -- Whether it has taken its slices again and run nothing since.
