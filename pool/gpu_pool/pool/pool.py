@@ -51,6 +51,8 @@ from gpu_pool_client import Pool as Contract
 
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
+#: And how often it is read by whoever follows a lease that does not wait: of those there are many.
+_HELD_POLL: Final = 0.4
 #: Seconds for which news of a pod are waited for, unless it is said.
 _POD_POLL: Final = 25.0
 #: Around what is done where decisions are not written down, and what nobody waits for.
@@ -190,12 +192,13 @@ class Pool(Contract):
         """See ``Pool.watch``."""
         last: Lease | None = None
         while last is None or last.state is not LeaseState.ENDED:
-            await self.core.refresh(SOON)
+            waits = last is None or last.state is LeaseState.WAITING
+            await self.core.refresh(SOON if waits else SELDOM)
             lease = await self._bound(await self.store.run(leases.read, lease_id))
             if lease != last:
                 yield lease
             last = lease
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(_POLL if lease.state is LeaseState.WAITING else _HELD_POLL)
 
     async def explain(self, lease_id: str) -> Outlook:
         """See ``Pool.explain``."""
