@@ -55,6 +55,11 @@ class Terms:
         return self.idle_limit is not None and not (self.in_pod and self.when_idle is WhenIdle.KEEP)
 
     @property
+    def can_be_kept(self) -> bool:
+        """Whether it makes a difference that its user says that an idle kernel is in use."""
+        return self.acts_when_idle or self.yield_after is not None
+
+    @property
     def has_limits(self) -> bool:
         """Whether anything may be taken away while the kernel lives."""
         return self.revocable or self.ends_at is not None or self.idle_limit is not None
@@ -535,6 +540,8 @@ class Lease:
             facts["GPU_POOL_IDLE_LIMIT"] = f"{self.terms.idle_limit:.0f}"
             if self.terms.in_pod:
                 facts["GPU_POOL_IDLE_ENDS"] = "1"
+        if self.terms.yield_after is not None:
+            facts["GPU_POOL_YIELD_AFTER"] = f"{self.terms.yield_after:.0f}"
         return {**facts, **self.variables}
 
     def named_by_uuid(self) -> Lease:

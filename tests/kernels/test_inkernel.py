@@ -320,6 +320,7 @@ def test_keeping_a_slice_that_nobody_takes_names_the_end_of_its_lease(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], left: float | None, said: str
 ) -> None:
     monkeypatch.delenv("GPU_POOL_IDLE_LIMIT", raising=False)
+    monkeypatch.delenv("GPU_POOL_YIELD_AFTER", raising=False)
     monkeypatch.delenv("GPU_POOL_ENDS_AT", raising=False)
     if left is not None:
         monkeypatch.setenv("GPU_POOL_ENDS_AT", f"{time.time() + left:.0f}")

@@ -30,7 +30,7 @@ def keep(text: str) -> None:
     seconds = seconds_of(text)
     if not seconds:
         print(f"{text!r} is not a duration. {ACCEPTED}", file=sys.stderr)
-    elif not os.environ.get("GPU_POOL_IDLE_LIMIT"):
+    elif not (os.environ.get("GPU_POOL_IDLE_LIMIT") or os.environ.get("GPU_POOL_YIELD_AFTER")):
         print(
             "Nothing needs to be done: this kernel keeps its slice however long it is idle" + until_the_end()
         )

@@ -136,7 +136,7 @@ def actions(state: SliceView, sizes: list[str]) -> dict[str, Any]:
     """Return what is possible now, and what it costs."""
     phase, lease = state.phase, state.lease
     found: dict[str, Any] = {}
-    if phase is SlicePhase.HELD and lease is not None and lease.terms.acts_when_idle:
+    if phase is SlicePhase.HELD and lease is not None and lease.terms.can_be_kept:
         # By the minute, so that pages are not told of each second.
         found["keep"] = {"at_most": int(state.idle.keep_at_most // 60) * 60}
     # Where there is no kernel any more, the size is that of the next.

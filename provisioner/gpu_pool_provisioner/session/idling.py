@@ -219,7 +219,7 @@ def _later(idling: Idling, seconds: float, now: float) -> Idling:
 def kept_for(idling: Idling, wanted: int, now: float) -> tuple[Idling, str]:
     """Count the kernel as in use for so many seconds at most; return what its user reads, too."""
     idling = replace(idling, gives_back=False, look_at=now)
-    if not idling.terms.acts_when_idle:
+    if not idling.terms.can_be_kept:
         return idling, texts.NO_IDLE_LIMIT
     seconds, answer = expiry_policy.keep(idling.terms, wanted, now)
     return replace(idling, kept_until=now + seconds), answer

@@ -48,11 +48,10 @@ async def test_a_kernel_is_kept_and_given_back_as_soon_as_it_is_idle(
             await page.sees_slice(state="held")
 
 
-async def test_a_kernel_without_limits_gives_its_slice_back_too(
-    jupyter_env: JupyterEnv, pages: PagesServer
-) -> None:
+async def test_a_kernel_without_limits_gives_its_slice_back_too(jupyter_env: JupyterEnv, course: Any) -> None:
+    course(yield_after="never")
     name, held = jupyter_env.install("all", "1"), await jupyter_env.fill("1")
-    async with pages.page() as page:
+    async with serving_pages(jupyter_env) as pages, pages.page() as page:
         kernel_id = await pages.start("one.ipynb", name)
         await page.sees_slice(state="waiting")
         await jupyter_env.pool.release(held.id)

@@ -1,0 +1,73 @@
+"""A kernel that gives way to who waits: when it does, when it stays, and what its user reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
+from gpu_pool_provisioner.session import Session, State, effects, events, step, texts
+from gpu_pool_provisioner.session.view import GAVE_WAY, GIVING_WAY, SlicePhase, view
+from support.session_world import STARTED, a_session, after, lease
+
+UNUSED = Activity(initialised=False, working=False)
+YIELDS = Terms(yield_after=60.0)
+HELD = replace(lease(LeaseState.HELD), terms=YIELDS)
+ASKED = replace(HELD, asked_back=EndReason.YIELDED)
+LATER = 100.0
+
+
+def running() -> Session:
+    """Return the session of a kernel that gives way to who waits once it has been idle for a minute."""
+    return after(a_session(), *STARTED[:-1], events.Ready(HELD))
+
+
+def looked_at(session: Session, seen: Lease, now: float = LATER) -> Session:
+    """Return the session after a look at a kernel that has been idle from its start."""
+    return after(
+        session, events.TimePassed(), events.LeaseSeen(seen), events.Looked(seen, False, 0.0, UNUSED), now=now
+    )
+
+
+def parked() -> Session:
+    session = looked_at(running(), ASKED)
+    lent = replace(ASKED, state=LeaseState.PARKED)
+    return after(session, events.FoundIdle(), events.Parked(lent, False), now=LATER)
+
+
+def read(session: Session) -> tuple[SlicePhase, str]:
+    """Return where the slice is, and what the kernel's user reads."""
+    seen = view(session, (False, 0.0), "", LATER, is_told=True)
+    return seen.phase, seen.message
+
+
+def test_one_that_is_asked_goes_and_says_so_before_and_after() -> None:
+    assert read(looked_at(running(), HELD)) == (SlicePhase.HELD, "")
+    going = looked_at(running(), ASKED)
+    assert going.state is State.PARKING
+    assert read(after(running(), events.LeaseSeen(ASKED))) == (SlicePhase.HELD, GIVING_WAY)
+    assert read(going) == (SlicePhase.HELD, GIVING_WAY)
+    assert read(parked()) == (SlicePhase.PARKED, GAVE_WAY)
+
+
+@pytest.mark.parametrize("asked_back", [None, EndReason.REVOKED])
+def test_one_that_is_parked_for_another_reason_says_that_one(asked_back: EndReason | None) -> None:
+    lent = replace(HELD, state=LeaseState.PARKED, asked_back=asked_back)
+    session = replace(parked(), lease=lent)
+    assert read(session) == (SlicePhase.PARKED, texts.PARKED)
+
+
+def test_one_whose_user_gave_it_back_says_that() -> None:
+    session = after(running(), events.LeaseSeen(activity=UNUSED), events.GiveBackRequested())
+    session = after(looked_at(session, ASKED), events.FoundIdle(), now=LATER)
+    session = after(session, events.Parked(replace(ASKED, state=LeaseState.PARKED), False), now=LATER)
+    assert read(session) == (SlicePhase.PARKED, texts.GIVEN_BACK)
+
+
+def test_one_that_is_said_to_be_in_use_stays_without_an_idle_limit_too() -> None:
+    session, due = step(running(), events.KeepRequested(600), LATER)
+    (reply,) = (each.text for each in due if isinstance(each, effects.Reply))
+    assert reply == "This kernel keeps its GPU slice for 10min."
+    assert looked_at(session, ASKED).state is State.RUNNING
+    assert looked_at(session, ASKED, now=LATER + 601).state is State.PARKING
