@@ -19,6 +19,7 @@ NAMES = (
     "kernels",
     "warm",
     "opening",
+    "yielding",
     "reclaim",
     "store",
     "stores",

@@ -55,9 +55,9 @@ class Burst:
     warm: int
 
 
-def specs(folder: Path, python: str, preload: Sequence[str]) -> dict[str, str]:
+def specs(folder: Path, python: str, preload: Sequence[str], size: str = "2%") -> dict[str, str]:
     """Write the kernelspecs; return the environment in which they are found."""
-    ours = {"slice": "2%", "unattended": False}
+    ours = {"slice": size, "unattended": False}
     for name, config in (("stock", None), ("cold", ours), ("warm", {**ours, "preload": list(preload)})):
         provisioner = {"provisioner_name": "gpu-pool", "config": config}
         spec = {
