@@ -438,6 +438,7 @@ class SessionDriver:
             case effects.ReleaseLease():
                 self.pool_work.release(effect.lease_id, effect.reason)
             case effects.StayBusy():
+                self._give_up(effects.GiveWay)
                 self.pool_work.stay_busy()
             case effects.Unreserve():
                 self.pool_work.unreserve(effect.lease_id, effect.request)
@@ -446,6 +447,13 @@ class SessionDriver:
                 if self._do.run is not None:
                     self._do.run.leave()
                 self._do.let_go()
+
+    def _give_up(self, kind: type[effects.Work]) -> None:
+        """Give up what is done of one kind."""
+        for task, work in list(self._work.items()):
+            if isinstance(work, kind):
+                del self._work[task]
+                task.cancel()
 
     def _worked(self, task: asyncio.Task[events.Event]) -> None:
         work = self._work.pop(task, None)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
+from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import idling
 from support.frontend import frontend
@@ -55,6 +56,29 @@ async def test_an_idle_kernel_gives_way_to_who_waits_and_takes_its_slice_again(
             # The other one gives way in its turn: it has run a cell since it came.
             assert (await page.run("print(kept)").done()).outputs == ["42\n"]
             assert (await other.run("print('again')").done()).outputs == ["again\n"]
+
+
+async def test_a_kernel_that_gives_way_no_more_is_followed_no_more(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(yield_after="1s")
+    watch = jupyter_env.pool.watch
+    followed: list[str] = []
+
+    async def counted(lease_id: str) -> AsyncIterator[Lease]:
+        followed.append(lease_id)
+        try:
+            async for lease in watch(lease_id):
+                yield lease
+        finally:
+            followed.remove(lease_id)
+
+    monkeypatch.setattr(jupyter_env.pool, "watch", counted)
+    km = manager(jupyter_env.install("one", "1"))
+    await km.start_kernel()
+    await until(lambda: followed)
+    await in_background(km.provisioner.driver.keep(600))
+    await until(lambda: not followed)
 
 
 @pytest.mark.long
