@@ -102,6 +102,9 @@ class Channel:
         """Stop. May be repeated. A forked child does nothing: loop and socket are its parent's."""
         if self._pid == os.getpid() and not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
+            # Else ZeroMQ's thread, which serves all sockets, would wait for ever to tell of the end of a
+            # connection where nobody hears that any more (libzmq's socket_base_t::monitor_event).
+            self._socket.disable_monitor()
             self._socket.close()
 
     def _listen(self) -> None:

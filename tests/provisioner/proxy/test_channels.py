@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import zmq
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import DELIM, Session
 
+from gpu_pool_provisioner.proxy.channels import close_all, connect_back, ignore
 from gpu_pool_provisioner.proxy.relay import Relay
 from support.frontend import Cell, Frontend, frontend
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
@@ -215,6 +217,29 @@ async def test_the_relay_sees_who_works(
     await cell.done()
     await until(lambda: not relay.busy)
     assert relay.last_activity > began
+
+
+async def test_connections_that_are_closed_stop_no_other(tmp_path: Path) -> None:
+    connection = {"transport": "ipc", "ip": str(tmp_path / "kernel")}
+    connection |= {f"{channel}_port": port for port, channel in enumerate(_KINDS, 1)}
+    heard: list[str] = []
+
+    def on_event(channel: str, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            heard.append(channel)
+
+    with zmq.Context() as kernel:
+        for _ in range(150):
+            bound = [kernel.socket(kind) for kind in _KINDS.values()]
+            for port, socket in enumerate(bound, 1):
+                socket.bind(f"ipc://{tmp_path}/kernel-{port}")
+            heard.clear()
+            back = connect_back(connection, dict.fromkeys(_KINDS, ignore), on_event)
+            await until(lambda: len(heard) == 4)
+            # Both ends at the same time, as where a kernel and its connections are ended together.
+            for socket in bound:
+                socket.close(linger=0)
+            close_all(back)
 
 
 async def test_the_last_answer_of_a_kernel_that_ends_before_it_is_read_is_passed_on() -> None:
