@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import weakref
+from collections.abc import Iterable
 
 from jupyter_client.connect import LocalPortCache
 
@@ -54,12 +55,35 @@ class PortReservation:
             for sock in opened:
                 if sock not in ours.values():
                     sock.close()
-        self._sockets = ours
-        #: The reserved port numbers, ``count`` of them.
-        self.ports = tuple(ours)
         theirs.update(ours)
+        self._keep(ours)
+
+    @classmethod
+    def inherited(cls, descriptors: Iterable[int]) -> PortReservation:
+        """Return the ports at which the process that started this one has listened, by its sockets.
+
+        Raises ``OSError`` for a descriptor that is not a socket's.
+        """
+        self = cls.__new__(cls)
+        opened: dict[int, socket.socket] = {}
+        for descriptor in descriptors:
+            sock = socket.socket(fileno=descriptor)
+            sock.set_inheritable(False)  # not for the kernel that this process starts
+            opened[sock.getsockname()[1]] = sock
+        self._keep(opened)
+        return self
+
+    def _keep(self, sockets: dict[int, socket.socket]) -> None:
+        self._sockets = sockets
+        #: The reserved port numbers.
+        self.ports = tuple(sockets)
         #: Releases the ports. May be called repeatedly; also happens when this object is collected.
-        self.close = weakref.finalize(self, _release, ours)
+        self.close = weakref.finalize(self, _release, sockets)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The sockets, for a process to inherit."""
+        return tuple(sock.fileno() for sock in self._sockets.values())
 
     def descriptor(self, port: int) -> int:
         """Return a new descriptor of the socket that listens on the port; it is the caller's to close."""

@@ -119,6 +119,8 @@ class GPUPoolProvisioner(SliceSettings):
         self.notebook = self.notebook or notebook_of(kwargs.get("env") or {}, os.environ)
         if kwargs.get("independent"):
             await self._check_slice()
+            if not self.ports_cached:  # a restarted kernel has those that its frontends know
+                self._reserve_ports()
             return await super().pre_launch(**kwargs)
         async with self._undone_on_failure():
             await self._take_slice()
@@ -307,7 +309,16 @@ class GPUPoolProvisioner(SliceSettings):
         asking = {URL_VARIABLE: self.url, BATCH_VARIABLE: str(bool(self.batch)).lower()}
         course = {COURSE_VARIABLE: self.course_name} if self.course_name else {}
         kwargs = {**kwargs, "env": {**kwargs["env"], **asking, **course}}
-        info = await super().launch_kernel([*proxy, "-f", self.parent.connection_file, "--", *cmd], **kwargs)
+        ports, self._ports = self._ports, None  # its sockets are the proxy's from here on
+        if ports is not None:
+            proxy += [f"--listening={descriptor}" for descriptor in ports.descriptors]
+            kwargs["pass_fds"] = ports.descriptors
+        try:
+            argv = [*proxy, "-f", self.parent.connection_file, "--", *cmd]
+            info = await super().launch_kernel(argv, **kwargs)
+        finally:
+            if ports is not None:
+                ports.close()
         self._proxy = Process.of(self.pid or 0)
         return info
 

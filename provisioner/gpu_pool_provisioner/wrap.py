@@ -45,6 +45,7 @@ from gpu_pool_provisioner.environment import SliceEnvironment
 from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
 from gpu_pool_provisioner.launchers.pod import command_in_pod, folder_in_pod
 from gpu_pool_provisioner.launchers.process import die_with_parent, ended
+from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.channels import send_last
 from gpu_pool_provisioner.proxy.front import PortTakenError, bind_front
@@ -134,11 +135,15 @@ async def _serve(options: argparse.Namespace) -> int:
     kernel = _kernel(options)
     # First: frontends take a kernel whose heart does not beat for dead, and what follows may take seconds.
     connection = kernel.connection()
+    reserved = PortReservation.inherited(options.listening) if options.listening else None
     try:
-        front = bind_front(connection, session_of(connection))
+        front = bind_front(connection, session_of(connection), reserved)
     except PortTakenError as error:  # whoever chose them has to choose others
         print(f"{error.strerror}.", file=sys.stderr)
         return 1
+    finally:
+        if reserved is not None:
+            reserved.close()
     course = os.environ.get(COURSE_VARIABLE)
     batch = is_yes(os.environ.get(BATCH_VARIABLE, ""))
     holder = Holder(account_of(os.getuid()), course, _name(options), Process.current(), batch, yields=True)
@@ -247,6 +252,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--language", default="python", help="the language of its kernelspec")
     parser.add_argument("--debugger", action="store_true", help="whether the kernel has a debugger")
     parser.add_argument("--independent", action="store_true", help="whether it outlives who starts it")
+    parser.add_argument(
+        "--listening",
+        type=int,
+        action="append",
+        default=[],
+        metavar="FD",
+        help="an inherited socket that listens on a port of the connection file; may be repeated",
+    )
     parser.add_argument("-f", required=True, metavar="FILE", help="the connection file of its frontends")
     parser.add_argument(
         "argv", nargs="+", help="after --, the kernel's own command, with @connection_file@ for the same file"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
-from jupyter_client.connect import write_connection_file
 
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.proxy import channels
 from support.frontend import frontend, listening
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers
+from support.ports import write_connection
 
 #: Milliseconds in which a heart beats, on any machine.
 TIMEOUT = 60_000
@@ -98,7 +98,7 @@ async def wrapper(file: str, **environment: str) -> AsyncIterator[AsyncKernelCli
 async def test_a_wrapper_lives_while_it_loads_the_pool_and_keeps_what_is_submitted(
     jupyter_env: JupyterEnv, tmp_path: Path
 ) -> None:
-    file, _ = write_connection_file(str(tmp_path / "kernel-1.json"))
+    file, _ = write_connection(tmp_path / "kernel-1.json")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     (tmp_path / "slow").mkdir()

@@ -14,12 +14,12 @@ import psutil
 import pytest
 import zmq
 import zmq.asyncio
-from jupyter_client.connect import write_connection_file
 from jupyter_client.session import Session
 
 from gpu_pool_provisioner.proxy.channels import Channel, close_all
 from gpu_pool_provisioner.proxy.front import bind_front
 from gpu_pool_provisioner.proxy.messages import session_of
+from support.ports import write_connection
 
 Front = tuple[dict[str, Any], dict[str, Channel]]
 BIG = 1 << 20
@@ -28,7 +28,7 @@ BIG = 1 << 20
 @pytest.fixture
 async def front(tmp_path: Path) -> AsyncIterator[Front]:
     """What a kernel's connection file says, and the sockets of its proxy."""
-    _, info = write_connection_file(str(tmp_path / "kernel.json"), key=b"secret")
+    _, info = write_connection(tmp_path / "kernel.json", key=b"secret")
     connection: dict[str, Any] = {**info, "key": "secret"}
     channels = bind_front(connection, session_of(connection))
     yield connection, channels

@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
-from jupyter_client.connect import write_connection_file
 
 from gpu_pool_provisioner.ports import PortReservation
 from support import port_thief
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually
+from support.ports import write_connection
 
 #: A user without rights, on every Linux.
 NOBODY = 65534
@@ -92,6 +92,25 @@ async def test_a_python_kernel_listens_where_no_other_user_comes(
     assert not Path(place).parent.exists()
 
 
+async def test_nobody_listens_on_the_ports_of_an_independent_kernel_before_its_proxy_does(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel(independent=True)
+    for port in km.ports:  # its proxy has just been started, and is still importing what it needs
+        with pytest.raises(OSError, match="in use"), socket.create_server((km.ip, port)):
+            pass
+    async with frontend(km) as page:
+        assert (await page.run("print(6 * 7)").done()).outputs == ["42\n"]
+        before = km.ports
+        await km.restart_kernel(now=True)
+        assert (await page.run("print(6 * 8)").done()).outputs == ["48\n"]
+    assert km.ports == before
+    # Nobody is to connect to a process that answers for no kernel once the proxy has ended.
+    here = psutil.Process().net_connections("inet")
+    assert not {each.laddr.port for each in here if each.status == "LISTEN"} & set(before)
+
+
 @needs_root
 async def test_a_kernel_whose_ports_others_take_is_launched_elsewhere_and_nothing_is_read(
     jupyter_env: JupyterEnv, manager: Managers, taken: Path
@@ -158,7 +177,7 @@ async def test_a_kernel_whose_ports_others_always_take_says_so(
 
 
 def test_a_wrapped_kernel_whose_port_is_taken_ends_at_once_and_says_so(jupyter_env: JupyterEnv) -> None:
-    place, info = write_connection_file(str(jupyter_env.folder / "kernel-1.json"))
+    place, info = write_connection(jupyter_env.folder / "kernel-1.json")
     with socket.create_server(("127.0.0.1", info["shell_port"])):
         words = [word.format(connection_file=place) for word in (*WRAP, "--slice", "2%", "--", *IPYKERNEL)]
         ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)

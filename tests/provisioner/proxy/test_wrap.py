@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
-from jupyter_client.connect import port_names, write_connection_file
+from jupyter_client.connect import port_names
 from jupyter_client.manager import AsyncKernelManager
 
 from support.frontend import frontend, listening
 from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually, is_running, kill
-from support.ports import free_ports
+from support.ports import free_ports, write_connection
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_the_connection_file_may_be_named_in_other_ways(jupyter_env: Jupyt
     folder = jupyter_env.folder / "kernels"
     folder.mkdir()
     (jupyter_env.folder / "link").symlink_to(folder)
-    place, _ = write_connection_file(str(folder / "kernel-1.json"))
+    place, _ = write_connection(folder / "kernel-1.json")
     file = named.format(folder=jupyter_env.folder)
     words = [word.format(connection_file=file) for word in (*WRAP, "--slice", "2%", "--", *IPYKERNEL)]
     wrapper = await asyncio.create_subprocess_exec(*words, cwd=jupyter_env.folder)
@@ -122,7 +122,7 @@ def whole_words(argv: list[str], file: str) -> list[str]:
 async def test_frontends_replace_placeholders_as_they_like(
     jupyter_env: JupyterEnv, in_kernel: str, put: Callable[[list[str], str], list[str]]
 ) -> None:
-    file, _ = write_connection_file(str(jupyter_env.folder / "kernel-1.json"))
+    file, _ = write_connection(jupyter_env.folder / "kernel-1.json")
     words = put([*WRAP, "--slice", "2%", "--", *TINY[:-1], in_kernel], file)
     wrapper = await asyncio.create_subprocess_exec(*words, cwd=jupyter_env.folder)
     client = AsyncKernelClient(connection_file=file)

@@ -26,7 +26,9 @@ async def test_a_time_without_a_unit_is_not_saved_and_every_time_is_read_back(
     checked = await send(site, bare.replace("90", "90min"), do="check")
     assert Document(checked.body.decode()).problems == []
     words = " ".join(text_of(checked).split())
-    assert "longest_lease1 hour 30 minutes yield_after1 minute (default) warn_before5 minutes (default)" in words
+    assert (
+        "longest_lease1 hour 30 minutes yield_after1 minute (default) warn_before5 minutes (default)" in words
+    )
     assert (await send(site, bare.replace("90", "90min"))).code == 303
 
 
