@@ -487,8 +487,10 @@ class SessionDriver:
 
     def _hold_unanswered(self) -> None:
         self._do.pending.hold_all()
-        for frames in self._do.run.unanswered() if self._do.run is not None else ():
-            self._do.pending.hold("shell", frames)
+        if self._do.run is not None:
+            self._do.run.end_answered()
+            for frames in self._do.run.unanswered():
+                self._do.pending.hold("shell", frames)
 
     def _pass_on(self, tell: str) -> None:
         assert self._do.run is not None

@@ -109,7 +109,8 @@ def answer(key: bytes, iopub: Any, channel: Any, who: list[bytes], request: Any,
         send(channel, who, kind, {"status": "ok", "protocol_version": "5.0", "language_info": language})
     else:
         send(channel, who, kind, {"status": "ok"})
-    send(iopub, [], "status", {"execution_state": "idle"})
+    if content.get("code") != "stay busy":
+        send(iopub, [], "status", {"execution_state": "idle"})
 
 
 if __name__ == "__main__":

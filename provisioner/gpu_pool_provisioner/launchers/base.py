@@ -128,6 +128,11 @@ class KernelRun(abc.ABC):
         """Return the code that was passed on and has had no reply, in order."""
         return self._relay.unanswered() if self._relay else []
 
+    def end_answered(self) -> None:
+        """Tell frontends that the kernel is idle again after what it has answered: it has ended."""
+        if self._relay is not None:
+            self._relay.end_answered()
+
     @abc.abstractmethod
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
         """Return how the kernel introduces itself, once it answers and its lease is safe.

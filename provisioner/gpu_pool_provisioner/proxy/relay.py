@@ -101,6 +101,8 @@ class Relay:
         self._at_work: dict[str, Message] = {}
         #: Code that was passed on and has had no reply, by message id.
         self._unanswered: dict[str, list[zmq.Frame]] = {}
+        #: Headers of code that was passed on, by message id, until the kernel has published that it is idle.
+        self._not_idle: dict[str, Message] = {}
         self._untold: list[str] = []
         #: Set once the kernel works again, where somebody waits for that.
         self._work_comes: asyncio.Future[None] | None = None
@@ -155,6 +157,20 @@ class Relay:
     def unanswered(self) -> list[list[zmq.Frame]]:
         """Return the code that was passed on and has had no reply, in order."""
         return list(self._unanswered.values())
+
+    def end_answered(self) -> None:
+        """Publish for an ended kernel that it is idle again after what it has answered.
+
+        Its last words go out on two sockets, so a kernel that is killed may have sent the reply alone. A page
+        has a cell for running until both have come (Jupyter's messaging protocol, "Kernel status").
+        """
+        for message_id, header in {**self._not_idle, **self._at_work}.items():
+            if message_id not in self._unanswered:
+                message = self._session.msg("status", {"execution_state": "idle"})
+                message["parent_header"] = header
+                self._front["iopub"].send(self._session.serialize(message, b"status"))
+        self._not_idle.clear()
+        self._at_work.clear()
 
     async def read_last(self, within: float) -> None:
         """Return once all that an ended kernel has sent was passed on, or so many seconds later.
@@ -287,23 +303,26 @@ class Relay:
     def pass_on(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Send the kernel what came for it on a channel."""
         if channel == "shell" and len(frames) > HEADER and b'"execute_request"' in frames[-HEADER].bytes:
-            self._unanswered[_header(frames[-HEADER].bytes).get("msg_id", "")] = frames
+            header = _header(frames[-HEADER].bytes)
+            message_id = header.get("msg_id", "")
+            self._unanswered[message_id] = frames
+            _keep(self._not_idle, message_id, header)
             self._say_works()
         self.back[channel].send(frames)
 
     def _observe(self, parent: bytes, content: bytes) -> None:
         if any(kind in parent for kind in _WORK) and self._session.session.encode() not in parent:
             header = _header(parent)
+            message_id = header.get("msg_id", "")
             self.last_activity = time.monotonic()
             if b'"busy"' not in content:
-                self._at_work.pop(header.get("msg_id", ""), None)
+                self._at_work.pop(message_id, None)
+                self._not_idle.pop(message_id, None)
                 self.busy_times.see(busy=self.busy)
                 return
             self.busy_times.see(busy=True)
             self._say_works()
-            self._at_work[header.get("msg_id", "")] = header
-            if len(self._at_work) > _MOST_AT_WORK:
-                del self._at_work[next(iter(self._at_work))]
+            _keep(self._at_work, message_id, header)
             if self._untold:
                 self._tell_now()
 
@@ -326,6 +345,12 @@ class Relay:
             return False
         self.messages[kind](content)
         return True
+
+
+def _keep(headers: dict[str, Message], message_id: str, header: Message) -> None:
+    headers[message_id] = header
+    if len(headers) > _MOST_AT_WORK:
+        del headers[next(iter(headers))]
 
 
 def _header(text: bytes) -> Message:

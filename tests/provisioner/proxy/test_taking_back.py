@@ -31,7 +31,7 @@ from gpu_pool_client import (
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import State, expiry_policy, idling
 from support.frontend import Frontend, frontend
-from support.jupyter_env import JupyterEnv, Managers, eventually
+from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
 from support.pools import device, take, until
 
 #: Stands for CUDA's device: whoever has it open has initialised CUDA.
@@ -121,6 +121,19 @@ async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before
 
         await eventually(is_ended)
         assert await shown(page, "print('anew')") == "anew"
+
+
+async def test_a_cell_that_was_answered_ends_with_a_kernel_that_could_not_say_that_it_is_idle_again(
+    served: JupyterEnv, manager: Managers
+) -> None:
+    km = manager(served.install("tiny", argv=TINY, language="tiny"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("stay busy")
+        await cell.shows("STAY BUSY")
+        await pool_of(served).revoke((await served.only_lease()).id, EXAM)
+        assert (await cell.done()).status == "ok"
+        assert EXAM in await shown(page, "well")
 
 
 async def test_a_cell_that_uses_cuda_after_its_slice_was_taken_is_ended(
