@@ -488,7 +488,7 @@ class SessionDriver:
     def _hold_unanswered(self) -> None:
         self._do.pending.hold_all()
         if self._do.run is not None:
-            self._do.run.end_answered()
+            self._do.run.end_halves()
             for frames in self._do.run.unanswered():
                 self._do.pending.hold("shell", frames)
 

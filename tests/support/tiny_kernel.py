@@ -3,7 +3,8 @@
 Run by path with a connection file. It knows one identity frame more than none,
 no debugger and no control beyond shutdown. It begins to listen for what is typed
 (stdin) only once it is asked nothing for a moment: late, and not against the protocol.
-It welcomes who subscribes to its output as xeus does, with no parent at all.
+It welcomes who subscribes to its output as xeus does, with no parent at all. Two words
+of code leave out one half of a cell's end: *stay busy* the status, *say nothing* the reply.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def answer(key: bytes, iopub: Any, channel: Any, who: list[bytes], request: Any,
     if kind == "execute_reply":
         text = f"{content['code'].upper()} on {os.environ.get('GPU_POOL_SLICE')}"
         send(iopub, [], "stream", {"name": "stdout", "text": text})
-        send(channel, who, kind, {"status": "ok", "execution_count": 1})
+        if content["code"] != "say nothing":
+            send(channel, who, kind, {"status": "ok", "execution_count": 1})
     elif kind == "kernel_info_reply":
         language = {"name": "tiny", "version": "1", "mimetype": "text/plain", "file_extension": ".tiny"}
         send(channel, who, kind, {"status": "ok", "protocol_version": "5.0", "language_info": language})

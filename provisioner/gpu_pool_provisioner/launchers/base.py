@@ -128,10 +128,10 @@ class KernelRun(abc.ABC):
         """Return the code that was passed on and has had no reply, in order."""
         return self._relay.unanswered() if self._relay else []
 
-    def end_answered(self) -> None:
-        """Tell frontends that the kernel is idle again after what it has answered: it has ended."""
+    def end_halves(self) -> None:
+        """End what the kernel, which has ended, has either answered or done, without saying the other."""
         if self._relay is not None:
-            self._relay.end_answered()
+            self._relay.end_halves()
 
     @abc.abstractmethod
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:

@@ -158,17 +158,23 @@ class Relay:
         """Return the code that was passed on and has had no reply, in order."""
         return list(self._unanswered.values())
 
-    def end_answered(self) -> None:
-        """Publish for an ended kernel that it is idle again after what it has answered.
+    def end_halves(self) -> None:
+        """End for an ended kernel what it has answered, or done, without having said the other.
 
-        Its last words go out on two sockets, so a kernel that is killed may have sent the reply alone. A page
-        has a cell for running until both have come (Jupyter's messaging protocol, "Kernel status").
+        A reply and the status *idle* go out on two sockets, so that of a kernel that is killed one of them
+        may be lost, and a page has a cell for running until both have come (Jupyter's messaging protocol,
+        "Kernel status"). What has no reply, but whose output is whole, has no place for another output.
         """
         for message_id, header in {**self._not_idle, **self._at_work}.items():
             if message_id not in self._unanswered:
-                message = self._session.msg("status", {"execution_state": "idle"})
-                message["parent_header"] = header
-                self._front["iopub"].send(self._session.serialize(message, b"status"))
+                self._publish("status", {"execution_state": "idle"}, header)
+        for message_id, frames in list(self._unanswered.items()):
+            if message_id not in self._not_idle:
+                del self._unanswered[message_id]
+                with suppress(UnreadableMessageError):
+                    identities, message = read_message(self._session, frames, replayed=True)
+                    reply = self._session.msg("execute_reply", {"status": "aborted"}, parent=message)
+                    self._front["shell"].send(self._session.serialize(reply, identities))
         self._not_idle.clear()
         self._at_work.clear()
 
@@ -298,6 +304,8 @@ class Relay:
             return
         if len(frames) > HEADER and b'"execute_reply"' in frames[-HEADER].bytes:
             self._unanswered.pop(_header(frames[-HEADER + 1].bytes).get("msg_id", ""), None)
+            if len(self._not_idle) > len(self._unanswered) + _MOST_AT_WORK:
+                del self._not_idle[next(each for each in self._not_idle if each not in self._unanswered)]
         self._front[channel].send(frames)
 
     def pass_on(self, channel: str, frames: list[zmq.Frame]) -> None:
@@ -306,7 +314,7 @@ class Relay:
             header = _header(frames[-HEADER].bytes)
             message_id = header.get("msg_id", "")
             self._unanswered[message_id] = frames
-            _keep(self._not_idle, message_id, header)
+            self._not_idle[message_id] = header
             self._say_works()
         self.back[channel].send(frames)
 
@@ -322,16 +330,21 @@ class Relay:
                 return
             self.busy_times.see(busy=True)
             self._say_works()
-            _keep(self._at_work, message_id, header)
+            self._at_work[message_id] = header
+            if len(self._at_work) > _MOST_AT_WORK:
+                del self._at_work[next(iter(self._at_work))]
             if self._untold:
                 self._tell_now()
 
     def _tell_now(self) -> None:
         lines, self._untold = self._untold, []
         content = {"name": "stderr", "text": "".join(f"{line}\n" for line in lines)}
-        message = self._session.msg("stream", content)
-        message["parent_header"] = next(reversed(self._at_work.values()))
-        self._front["iopub"].send(self._session.serialize(message, b"stream"))
+        self._publish("stream", content, next(reversed(self._at_work.values())))
+
+    def _publish(self, kind: str, content: Mapping[str, Any], header: Message) -> None:
+        message = self._session.msg(kind, dict(content))
+        message["parent_header"] = header
+        self._front["iopub"].send(self._session.serialize(message, kind.encode()))
 
     def _take(self, frames: list[zmq.Frame]) -> bool:
         """Take a message of ours that the kernel published; return whether it was one."""
@@ -345,12 +358,6 @@ class Relay:
             return False
         self.messages[kind](content)
         return True
-
-
-def _keep(headers: dict[str, Message], message_id: str, header: Message) -> None:
-    headers[message_id] = header
-    if len(headers) > _MOST_AT_WORK:
-        del headers[next(iter(headers))]
 
 
 def _header(text: bytes) -> Message:

@@ -123,17 +123,20 @@ async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before
         assert await shown(page, "print('anew')") == "anew"
 
 
-async def test_a_cell_that_was_answered_ends_with_a_kernel_that_could_not_say_that_it_is_idle_again(
-    served: JupyterEnv, manager: Managers
+@pytest.mark.parametrize(("code", "status"), [("stay busy", "ok"), ("say nothing", "aborted")])
+async def test_a_cell_of_which_half_the_end_was_lost_ends_with_its_kernel_and_the_next_one_is_told_why(
+    served: JupyterEnv, manager: Managers, code: str, status: str
 ) -> None:
     km = manager(served.install("tiny", argv=TINY, language="tiny"))
     await km.start_kernel()
     async with frontend(km) as page:
-        cell = page.run("stay busy")
-        await cell.shows("STAY BUSY")
+        cell = page.run(code)
+        await cell.shows(f"{code.upper()} on 2%")
+        await until(lambda: bool(cell.reply) or cell.heard[-1]["content"].get("execution_state") == "idle")
         await pool_of(served).revoke((await served.only_lease()).id, EXAM)
-        assert (await cell.done()).status == "ok"
+        assert (await cell.done()).status == status
         assert EXAM in await shown(page, "well")
+        assert cell.outputs == [f"{code.upper()} on 2%"]
 
 
 async def test_a_cell_that_uses_cuda_after_its_slice_was_taken_is_ended(
