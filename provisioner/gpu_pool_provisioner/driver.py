@@ -403,6 +403,8 @@ class SessionDriver:
             case effects.HoldSilently():
                 if self._do.front:
                     self._do.pending.hold_all(answering=False)
+            case effects.Hold():
+                self._do.pending.hold_all()
             case effects.HoldUnanswered():
                 self._hold_unanswered()
             case effects.PassOn():
@@ -486,11 +488,9 @@ class SessionDriver:
             self.wait_log.say(text)
 
     def _hold_unanswered(self) -> None:
-        self._do.pending.hold_all()
         if self._do.run is not None:
             self._do.run.end_halves()
-            for frames in self._do.run.unanswered():
-                self._do.pending.hold("shell", frames)
+            self._do.pending.hold_first("shell", self._do.run.unanswered())
 
     def _pass_on(self, tell: str) -> None:
         assert self._do.run is not None

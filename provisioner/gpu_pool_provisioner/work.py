@@ -187,7 +187,7 @@ class KernelWork:
 
     async def _until_ended(self, run: KernelRun) -> None:
         await run.end
-        await run.relay.read_last(_LAST_WITHIN)
+        await run.read_last(_LAST_WITHIN)
         if run is self.run:
             message = "" if self.kernel.ending() else run.exit_message
             self._driver.post(events.TermsOver(run.taken) if run.taken is not None else events.Died(message))
@@ -228,4 +228,6 @@ class KernelWork:
             await asyncio.wait({self.run.end}, timeout=work.within)
             self.run.kill()
             await asyncio.wait({self.run.end}, timeout=work.at_most)
+            if work.reads_last:
+                await self.run.read_last(_LAST_WITHIN)
         return events.Gone()

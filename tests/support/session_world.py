@@ -143,9 +143,10 @@ class World:
                 self._stop_relaying()
                 self.is_answered = isinstance(effect, effects.Answer)
             case effects.HoldUnanswered():
+                assert not self.is_relayed
                 self.held += self.passed_on
-                self.passed_on, self.is_relayed = 0, False
-            case effects.HoldWork():
+                self.passed_on = 0
+            case effects.Hold() | effects.HoldWork():
                 # What the kernel works on already goes on.
                 self.is_relayed = False
             case effects.PassOn():

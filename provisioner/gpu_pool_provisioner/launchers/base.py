@@ -128,6 +128,11 @@ class KernelRun(abc.ABC):
         """Return the code that was passed on and has had no reply, in order."""
         return self._relay.unanswered() if self._relay else []
 
+    async def read_last(self, within: float) -> None:
+        """Return once all that an ended kernel has sent was passed on, or so many seconds later."""
+        if self._relay is not None:
+            await self._relay.read_last(within)
+
     def end_halves(self) -> None:
         """End what the kernel, which has ended, has either answered or done, without saying the other."""
         if self._relay is not None:

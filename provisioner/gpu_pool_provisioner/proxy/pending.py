@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -113,6 +113,13 @@ class PendingKernel:
         held = self._read(channel, frames)
         if held is not None:
             self._held.append(held)
+
+    def hold_first(self, channel: str, messages: Iterable[list[zmq.Frame]]) -> None:
+        """Hold messages that were submitted before those that are held."""
+        later, self._held = self._held, []
+        for frames in messages:
+            self.hold(channel, frames)
+        self._held += later
 
     def receive(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Answer a message, or hold it."""

@@ -110,7 +110,7 @@ def _without_kernel(session: Session, untold: str, reason: EndReason) -> Outcome
     ending = replace(
         _bare(session), state=State.ENDING, then=State.WITHOUT_SLICE, ends_as=reason, untold=untold
     )
-    return ending, (do.HoldUnanswered(), do.EndKernel())
+    return ending, (do.Hold(), do.EndKernel(reads_last=True))
 
 
 def died(session: Session, event: on.Died, now: float) -> Outcome:
@@ -188,7 +188,14 @@ def gone(session: Session, event: on.Gone, now: float) -> Outcome:
         asks, effects = asking.asks(session, now)
         return asks, (do.LetGo(), *released, *asking.answers(session), *effects)
     without = replace(session, state=State.WITHOUT_SLICE)
-    return without, (do.LetGo(), *released, do.Answer(), do.ReportHeldCode(), do.Show(""))
+    return without, (
+        do.HoldUnanswered(),
+        do.LetGo(),
+        *released,
+        do.Answer(),
+        do.ReportHeldCode(),
+        do.Show(""),
+    )
 
 
 def _settled(session: Session) -> Session:

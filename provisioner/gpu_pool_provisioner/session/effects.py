@@ -35,8 +35,13 @@ class HoldSilently(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class Hold(Effect):
+    """Hold what is submitted. What the kernel still says is passed on."""
+
+
+@dataclass(frozen=True, slots=True)
 class HoldUnanswered(Effect):
-    """Hold what is submitted, and what the kernel has not answered before it."""
+    """Hold what the kernel, which has ended, has not answered, before what is held already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +271,5 @@ class EndKernel(Work):
     within: float = 0.0
     #: For how many seconds its end is waited for; None for however long the system holds it.
     at_most: float | None = None
+    #: Whether what it has sent last is passed on before it is taken for gone.
+    reads_last: bool = False

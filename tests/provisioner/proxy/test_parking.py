@@ -173,16 +173,23 @@ async def test_a_kernel_says_that_it_is_in_use(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("idle_limit", [{"idle_limit": "15min"}, {}])
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"idle_limit": "15min"}, "because its course"),
+        ({}, "because its course"),
+        ({"yield_after": "never"}, "but only until its lease ends, in "),
+    ],
+)
 async def test_a_kernel_that_is_kept_longer_than_its_lease_lasts_names_the_earlier_end(
-    jupyter_env: JupyterEnv, manager: Managers, course: Any, idle_limit: dict[str, str]
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, limits: dict[str, str], told: str
 ) -> None:
-    course(longest_lease="30min", **idle_limit)
+    course(longest_lease="30min", **limits)
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         cell = await page.run("%gpu keep 2h").done()
-        await cell.shows("because its course" if idle_limit else "but only until its lease ends, in ")
+        await cell.shows(told)
 
 
 @pytest.mark.long
