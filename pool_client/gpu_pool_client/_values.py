@@ -480,6 +480,8 @@ class Lease:
     #: was used then, in whole GPUs times seconds.
     held_before: float = 0.0
     used_before: float = 0.0
+    #: What others could have of it so far while it was parked, in whole GPUs times seconds.
+    lent: float = 0.0
 
     @property
     def message(self) -> str:
@@ -599,6 +601,8 @@ class EndedLease:
     touched: bool | None = None
     #: Of how many leases of one user, course, day and reason this is the sum.
     leases: int = 1
+    #: What others could have of it while it was parked, in whole GPUs times seconds.
+    lent_gpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

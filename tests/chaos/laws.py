@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos.world import World
-from gpu_pool_client import Lease, LeaseState, PoolStatus
+from gpu_pool_client import EndReason, Lease, LeaseState, PoolStatus
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Laws:
         self.problems = [
             *_amounts(status),
             *_line(status),
+            *_asked(status),
             *_processes(kernels, live),
             *_templates(self.world),
             *(f"{each} has ended {number} times" for each, number in ended.items() if number > 1),
@@ -76,6 +77,13 @@ def _line(status: PoolStatus) -> list[str]:
         if wanted <= device.free_milli and wanted * 32768 // 1000 <= device.free_memory_mib:
             problems.append(f"{status.queue[0].id} waits for {wanted}, and free are {device.free_milli}")
     return problems
+
+
+def _asked(status: PoolStatus) -> list[str]:
+    """An idle kernel is asked to give way for somebody."""
+    held = [lease for lease in status.leases if lease.state is LeaseState.HELD and not status.queue]
+    asked = [lease.id for lease in held if lease.asked_back is EndReason.YIELDED]
+    return [f"{each} is asked to give way, and nobody waits" for each in asked]
 
 
 def _processes(kernels: dict[int, str], live: dict[str, Lease]) -> list[str]:

@@ -190,7 +190,7 @@ class Schedule:
                 self.world.revive()
                 if point in self.hit:
                     return True
-                await asyncio.sleep(0.2)  # so that some are idle for long enough to be parked
+                await asyncio.sleep(0.2)  # so that some are idle for long enough to give way, or to be parked
             # Where all wait for others, nobody is granted a slice at once.
             for school in self.world.schools:
                 for kernel in await school.kernels():

@@ -39,7 +39,7 @@ _CONFIG: Final[dict[str, dict[str, Any]]] = {
 #: What every kernel of this world is submitted: the tiny one takes anything.
 _CELL: Final = "cell = 6 * 7"
 _SETTINGS: Final = """
-c.PoolSettings.courses = {"lab": {"idle_limit": "1s", "warn_before": "1s"}}
+c.PoolSettings.courses = {"lab": {"yield_after": "1s", "idle_limit": "3s", "warn_before": "1s"}}
 """
 #: A server whose templates start as soon as they are wanted.
 _SERVER: Final = """

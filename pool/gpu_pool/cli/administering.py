@@ -253,7 +253,17 @@ _KEYS: Final[Mapping[str, Callable[[EndedLease], str]]] = {
     "day": lambda row: time.strftime("%Y-%m-%d", time.localtime(row.ended_at)),
     "kernel": lambda row: str(row.kernel or ""),
 }
-_COLUMNS: Final = ("GPU-hours", "Leases", "People", "Peak", "Mean", "GPU unused", "Median wait", "Ends")
+_COLUMNS: Final = (
+    "GPU-hours",
+    "Lent",
+    "Leases",
+    "People",
+    "Peak",
+    "Mean",
+    "GPU unused",
+    "Median wait",
+    "Ends",
+)
 _ACCEPTED: Final = "Accepted: a time ago (12h, 7d), a day (2026-09-01) or a moment (2026-09-01T14:30)."
 
 
@@ -277,7 +287,8 @@ _ACCEPTED: Final = "Accepted: a time ago (12h, 7d), a day (2026-09-01) or a mome
 def report(session: CommandSession, by: str, since: str, until: str | None, form: str) -> int:
     """Add up what was used: GPU-hours (share times time), memory, waits.
 
-    A lease counts when it ended, and one that is held or parked up to now. Memory is
+    A lease counts when it ended, and one that is held or parked up to now. "Lent" are
+    GPU-hours that others could have while its kernel was idle. Memory is
     what was measured, on one GPU; "GPU unused" counts leases without any process on a GPU.
     """
     now = time.time()
@@ -356,6 +367,7 @@ def _show(by: str, lines: list[UsageRow], total: UsageRow, held: int) -> None:
 def _cells(line: UsageRow) -> list[str]:
     return [
         f"{line.gpu_hours:.2f}",
+        f"{line.lent_gpu_hours:.2f}",
         str(line.leases),
         str(line.people),
         "-" if line.peak_mib is None else format_memory(line.peak_mib),

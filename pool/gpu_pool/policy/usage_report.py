@@ -28,6 +28,8 @@ class UsageRow:
     people: int
     #: Share times time: 0.5 for half a GPU for an hour.
     gpu_hours: float
+    #: The same of what others could have while kernels were parked.
+    lent_gpu_hours: float
     #: The most memory seen in use on one device, and the mean over time; None where nothing was measured.
     peak_mib: int | None
     mean_mib: float | None
@@ -61,6 +63,7 @@ def line(key: str, rows: Sequence[EndedLease]) -> UsageRow:
         leases=sum(row.leases for row in rows),
         people=len({row.user for row in rows}),
         gpu_hours=sum(row.gpu_seconds for row in rows) / 3600,
+        lent_gpu_hours=sum(row.lent_gpu_seconds for row in rows) / 3600,
         peak_mib=max((row.peak_mib for row in measured if row.peak_mib is not None), default=None),
         mean_mib=_mean(measured),
         measured=sum(row.leases for row in measured),
@@ -94,6 +97,7 @@ def living(lease: Lease, now: float) -> EndedLease:
         held_seconds=lease.held_before + held,
         gpu_seconds=lease.used_before + milli / WHOLE * held,
         reason=LIVING,
+        lent_gpu_seconds=lease.lent,
     )
 
 

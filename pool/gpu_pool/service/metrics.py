@@ -135,6 +135,12 @@ class Metrics:
             ["course"],
             registry=self._registry,
         )
+        self._lent = Counting(
+            "gpu_pool_lent_gpu_seconds",
+            "GPUs times seconds that others could have of leases that ended, while those were parked.",
+            ["course"],
+            registry=self._registry,
+        )
         self._granted = Histogram(
             "gpu_pool_grant_seconds",
             "Seconds from a request to its first grant.",
@@ -181,6 +187,7 @@ class Metrics:
             course = course_of(row.course, known)
             self._ended.labels(course, row.reason).inc()
             self._used.labels(course).inc(row.gpu_seconds)
+            self._lent.labels(course).inc(row.lent_gpu_seconds)
 
 
 def _outcome(status: int) -> str:

@@ -72,12 +72,12 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside
+       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at, milli
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside
+       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at, milli
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
@@ -125,6 +125,7 @@ VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :re
 UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
     notice = '', asked_back = NULL, idle_since = NULL, asked_for = NULL, resumed_at = NULL,
     returned = first_held_at IS NOT NULL,
+    lent = lent + milli * coalesce(max(0, :now - parked_at), 0), parked_at = NULL,
     first_held_at = coalesce(first_held_at, :now),
     slices = :slices, milli = :milli, memory_mib = :memory_mib, ends_by = :ends_by,
     terms = :terms,
@@ -199,7 +200,7 @@ SELECT course, milli, held_seconds FROM (
 -- name: history
 -- The last that ended, the latest first.
 SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, reason, note, failure,
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, reason, note, failure,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE ended_at >= :since ORDER BY ended_at DESC, number DESC
@@ -207,7 +208,7 @@ LIMIT :most;
 
 -- name: history_of_user
 SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, reason, note, failure,
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, reason, note, failure,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE user = :user AND ended_at >= :since ORDER BY ended_at DESC, number DESC
@@ -217,7 +218,8 @@ LIMIT :most;
 -- What ended before those that are told one by one, added up as past_use is.
 SELECT user, course, reason, coalesce(device_seconds > 0, -1) AS touched, count(*) AS leases,
        min(requested_at) AS requested_at, min(held_at) AS held_at, max(ended_at) AS ended_at,
-       sum(held_seconds) AS held_seconds, sum(used) / 1000.0 AS gpu_seconds, max(peak_mib) AS peak_mib,
+       sum(held_seconds) AS held_seconds, sum(used) / 1000.0 AS gpu_seconds,
+       sum(lent) / 1000.0 AS lent_gpu_seconds, max(peak_mib) AS peak_mib,
        sum(mib_seconds) / nullif(sum(memory_seconds), 0) AS mean_mib, sum(device_seconds) AS device_seconds
 FROM history
 WHERE ended_at >= :since AND (ended_at, number) < (:before, :number) AND (:user IS NULL OR user = :user)
@@ -225,12 +227,14 @@ GROUP BY date(ended_at, 'unixepoch', 'localtime'), user, course, reason, coalesc
 
 -- name: past_use
 SELECT user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, peak_mib,
+       mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
 FROM past_use WHERE ended_at >= :since;
 
 -- name: past_use_of_user
 SELECT user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, peak_mib,
+       mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
 FROM past_use WHERE user = :user AND ended_at >= :since;
 
 -- name: expired
@@ -247,9 +251,10 @@ SELECT count(*) FROM (SELECT 1 FROM history WHERE user = :user LIMIT :most);
 
 -- name: add_to_past_use
 INSERT INTO past_use (day, user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds, used,
-                      peak_mib, mib_seconds, memory_seconds, device_seconds)
+                      lent, peak_mib, mib_seconds, memory_seconds, device_seconds)
 SELECT date(ended_at, 'unixepoch', 'localtime'), user, course, reason, coalesce(device_seconds > 0, -1), 1,
-       requested_at, held_at, ended_at, held_seconds, used, peak_mib, mib_seconds, memory_seconds, device_seconds
+       requested_at, held_at, ended_at, held_seconds, used, lent,
+       peak_mib, mib_seconds, memory_seconds, device_seconds
 FROM history WHERE number = :number
 ON CONFLICT (day, user, course, reason, touched) DO UPDATE SET
     leases = leases + 1,
@@ -258,6 +263,7 @@ ON CONFLICT (day, user, course, reason, touched) DO UPDATE SET
     ended_at = max(ended_at, excluded.ended_at),
     held_seconds = held_seconds + excluded.held_seconds,
     used = used + excluded.used,
+    lent = lent + excluded.lent,
     peak_mib = coalesce(max(peak_mib, excluded.peak_mib), peak_mib, excluded.peak_mib),
     mib_seconds = coalesce(mib_seconds + excluded.mib_seconds, mib_seconds, excluded.mib_seconds),
     memory_seconds = coalesce(memory_seconds + excluded.memory_seconds, memory_seconds, excluded.memory_seconds),
@@ -316,6 +322,8 @@ UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, 
     deadline = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline),
     deadline_reason = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline_reason),
     notice = iif(asked_back IS NULL, '', notice), ending = NULL, outside = :queued,
+    lent = lent + iif(:queued, milli * coalesce(max(0, :now - parked_at), 0), 0),
+    parked_at = iif(:queued, NULL, coalesce(parked_at, :now)),
     idle_since = NULL, asked_for = NULL, resumed_at = NULL, parkings = :parkings
 WHERE number = :number;
 
@@ -369,11 +377,12 @@ SELECT count(*) FROM lease WHERE asked_for = :number AND state = 'held';
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
                      held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds,
-                     failure, batch)
+                     failure, batch, lent)
 SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
        held_before + coalesce(max(0, :now - held_at), 0),
        used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
-       peak_mib, mib_seconds, memory_seconds, device_seconds, failure, batch
+       peak_mib, mib_seconds, memory_seconds, device_seconds, failure, batch,
+       lent + milli * coalesce(max(0, :now - parked_at), 0)
 FROM lease WHERE number = :number;
 
 -- name: delete_lease

@@ -99,6 +99,8 @@ def _draft(store: StoreContext, request: SliceRequest, holder: Holder, key: str)
         "held_before": 0.0,
         "outside": False,
         "used_before": 0.0,
+        "parked_at": None,
+        "lent": 0.0,
     }
 
 

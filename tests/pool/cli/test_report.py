@@ -18,9 +18,9 @@ def test_a_table_with_a_total(terminal: Terminal) -> None:
     terminal.free(terminal.hold("50%"))
     terminal.hold("10%")
     lines = terminal.run("report").stdout.splitlines()
-    assert lines[0].split()[:3] == ["User", "GPU-hours", "Leases"]
-    assert lines[1].split()[:4] == ["somebody", "0.00", "2", "1"]
-    assert lines[2].split()[:4] == ["total", "0.00", "2", "1"]
+    assert lines[0].split()[:4] == ["User", "GPU-hours", "Lent", "Leases"]
+    assert lines[1].split()[:5] == ["somebody", "0.00", "0.00", "2", "1"]
+    assert lines[2].split()[:5] == ["total", "0.00", "0.00", "2", "1"]
     assert "living 1, released 1" in lines[1]
     assert lines[-1] == "1 lease that has not ended is counted up to now, without memory and wait."
 

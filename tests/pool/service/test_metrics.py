@@ -151,6 +151,17 @@ async def test_a_slice_that_comes_back_is_no_new_grant(numbers: Numbers) -> None
     assert await numbers.value("gpu_pool_grant_seconds_count") == 1
 
 
+async def test_what_others_could_have_of_a_lease_is_counted_once_it_has_ended(numbers: Numbers) -> None:
+    lease = await numbers.take("10%")
+    await numbers.pool.park(lease)
+    await numbers.pool.resume(lease)
+    assert await numbers.value("gpu_pool_lent_gpu_seconds_total") == 0
+    await numbers.pool.release(lease)
+    (row,) = await numbers.pool.history()
+    for _ in range(2):
+        assert await numbers.value("gpu_pool_lent_gpu_seconds_total", course="ml") == row.lent_gpu_seconds > 0
+
+
 async def test_a_wait_ends_with_the_first_grant_also_where_that_was_not_seen(numbers: Numbers) -> None:
     began = time.monotonic()
     resumed, resized = await numbers.take("10%"), await numbers.take("10%")

@@ -16,7 +16,7 @@ from gpu_pool.store import device_table, history, leases, records, registration,
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.usage import Measured
-from gpu_pool_client import EndReason, Holder, Process, parse_request
+from gpu_pool_client import EndReason, Holder, LeaseState, Process, parse_request
 from support.pools import device, embedded, take
 
 ME = Process.current()
@@ -145,6 +145,37 @@ async def test_a_parked_lease_is_in_the_report(tmp_path: Path) -> None:
     row = living(lease, lease.requested_at + 1e6)
     assert row.held_seconds == lease.held_before
     assert row.gpu_seconds == pytest.approx(0.1 * lease.held_before)
+
+
+def test_what_others_could_have_of_a_lease_is_added_up_and_stays_right(tmp_path: Path) -> None:
+    """It is parked for two hours at 10%, and for one at 20%, half of which it waits in the queue."""
+    days = Days(tmp_path / "store.db", history_days=10, attach_within="3650d")
+    lease = requests.decide(days.store, parse_request("10%"), Holder("ada", process=ME), "key")
+    days.now += 60.0
+    leases.lend(days.store, lease.id)
+    days.now += 7_200.0
+    assert living(leases.read(days.store, lease.id), days.now).lent_gpu_seconds == pytest.approx(720.0)
+    leases.queue_again(days.store, lease.id)
+    days.now += 60.0
+    assert leases.read(days.store, lease.id).lent == pytest.approx(720.0)
+    leases.change_size(days.store, lease.id, parse_request("20%"))
+    leases.lend(days.store, lease.id)
+    other = requests.decide(days.store, parse_request("1"), Holder("bob", process=ME), "other")
+    days.now += 1_800.0
+    assert leases.queue_again(days.store, lease.id).state is LeaseState.WAITING
+    days.now += 1_800.0
+    leases.end_lease(days.store, lease.id, EndReason.RELEASED)
+    leases.end_lease(days.store, other.id, EndReason.RELEASED)
+    (row,) = records.history(days.store, 0.0, "ada")
+    assert row.lent_gpu_seconds == pytest.approx(720.0 + 720.0)
+    assert row.gpu_seconds == pytest.approx(12.0)
+    days.now += 11 * DAY
+    days.use("new")
+    while records.forget_old(days.store):
+        pass
+    total = line("total", records.history(days.store, 0.0))
+    assert total.lent_gpu_hours == pytest.approx(0.4)
+    days.database.close()
 
 
 def test_devices_long_gone_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,8 @@ class CourseSum:
     mark: Mark
     leases: int
     gpu_hours: str
+    #: GPU-hours that others could have while its kernels were idle.
+    lent: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +198,17 @@ def _round_up(value: float) -> float:
 
 
 def sums(rows: Iterable[EndedLease], marks: Mapping[str, Mark]) -> tuple[CourseSum, ...]:
-    """Return what each course used, and how many leases it had."""
+    """Return what each course used and lent, and how many leases it had."""
     leases: Counter[str] = Counter()
     seconds: defaultdict[str, float] = defaultdict(float)
+    lent: defaultdict[str, float] = defaultdict(float)
     for row in rows:
         leases[course_label(row.course)] += row.leases
         seconds[course_label(row.course)] += row.gpu_seconds
+        lent[course_label(row.course)] += row.lent_gpu_seconds
     return tuple(
-        CourseSum(course, marks[course], leases[course], _hours(seconds[course])) for course in sorted(leases)
+        CourseSum(course, marks[course], leases[course], _hours(seconds[course]), _hours(lent[course]))
+        for course in sorted(leases)
     )
 
 

@@ -14,5 +14,11 @@ ALTER TABLE lease ADD COLUMN asked_for INTEGER;
 ALTER TABLE lease ADD COLUMN asked_at REAL;
 -- When it asked for its slices again, Unix seconds: its place in the queue is another.
 ALTER TABLE lease ADD COLUMN resumed_at REAL;
+-- Since when others can have its slices, Unix seconds; NULL where it holds them, or waits outside the pool.
+ALTER TABLE lease ADD COLUMN parked_at REAL;
+-- What others could have of it before parked_at: milli x seconds, and so of what has ended.
+ALTER TABLE lease ADD COLUMN lent REAL NOT NULL DEFAULT 0;
+ALTER TABLE history ADD COLUMN lent REAL NOT NULL DEFAULT 0;
+ALTER TABLE past_use ADD COLUMN lent REAL NOT NULL DEFAULT 0;
 CREATE INDEX lease_idle ON lease (number) WHERE idle_since IS NOT NULL;
 CREATE INDEX lease_asked_for ON lease (asked_for) WHERE asked_for IS NOT NULL;
