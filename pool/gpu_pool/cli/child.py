@@ -162,6 +162,10 @@ class WaitingChild:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         watched = {*_FORWARDED, signal.SIGCHLD}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+        # A thread that is just ending, left over from asking the pool, does not block them: where it takes
+        # one, that is to end nothing here. What nohup(1) ignores stays ignored.
+        heeded = [each for each in _FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]
+        handlers = {each: signal.signal(each, self._taken_elsewhere) for each in heeded}
         try:
             self.send(command, environment)
             if meanwhile is not None:
@@ -170,7 +174,14 @@ class WaitingChild:
                 self._pass_on(*_next_signal(watched))
             return status
         finally:
+            for signum, handler in handlers.items():
+                signal.signal(signum, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _taken_elsewhere(self, signum: int, _frame: object) -> None:
+        """Pass on a signal that another thread has taken: who sent it is not known then."""
+        if not self._over:
+            self._pass_on(signum, by_terminal=False)
 
     def _ended(self) -> int | None:
         """Look at the child: its exit status, or None while it lives. Stops when it was stopped."""

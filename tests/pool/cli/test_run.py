@@ -23,6 +23,26 @@ print(os.getpid(), flush=True)
 signal.sigwait(awaited)
 sys.exit(42)
 """
+#: Runs a command as ``gpu-pool run`` does, and sends itself a signal when the command awaits that, but the
+#: program does not yet and has a thread that could take it.
+TAKEN_ELSEWHERE = """
+import os, signal, sys, threading
+from pathlib import Path
+from gpu_pool.cli.child import WaitingChild
+
+name, awaits, file = sys.argv[1:]
+
+def send():
+    while not (os.path.exists(file) and Path(file).read_text().endswith("\\n")):
+        pass
+    os.kill(os.getpid(), signal.Signals[name])
+
+with WaitingChild() as child:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    command = ["sh", "-c", 'exec "$@" > "$0"', file, sys.executable, "-c", awaits, name]
+    status = child.supervise(command, os.environ, send)
+sys.exit(status)
+"""
 
 
 def python(code, *words):
@@ -80,6 +100,13 @@ def test_signals_are_passed_on(terminal, name):
     program.send_signal(signal.Signals[name])
     assert program.wait(60) == 42
     assert terminal.is_empty()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1"])
+def test_a_signal_that_another_thread_takes_is_passed_on_and_ends_nothing(terminal, tmp_path, name):
+    words = (sys.executable, "-c", TAKEN_ELSEWHERE, name, AWAITING, str(tmp_path / "awaits"))
+    done = terminal.call(*words)
+    assert (done.returncode, done.stderr) == (42, "")
 
 
 def test_a_command_ended_by_a_signal_is_told_as_shells_do(terminal):
