@@ -542,6 +542,8 @@ class Lease:
             facts["GPU_POOL_IDLE_LIMIT"] = f"{self.terms.idle_limit:.0f}"
             if self.terms.in_pod:
                 facts["GPU_POOL_IDLE_ENDS"] = "1"
+            elif self.terms.when_idle is WhenIdle.END:
+                facts["GPU_POOL_IDLE_ENDS_CUDA"] = "1"
         if self.terms.yield_after is not None:
             facts["GPU_POOL_YIELD_AFTER"] = f"{self.terms.yield_after:.0f}"
         return {**facts, **self.variables}

@@ -333,3 +333,36 @@ def test_the_end_of_a_lease_is_explained(monkeypatch: pytest.MonkeyPatch) -> Non
     assert slice_info.terms()[0] == ("Ends in", "1 min: its course allows no longer lease")
     monkeypatch.setenv("GPU_POOL_ENDS_AS_ASKED", "1")
     assert slice_info.terms()[0] == ("Ends in", "1 min: nothing longer was asked for")
+
+
+STAYS = "it has used CUDA and what it keeps there cannot be moved away"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({}, None),
+        ({"YIELD_AFTER": "60"}, f"given after 1 min to somebody who waits, unless {STAYS}"),
+        ({"IDLE_LIMIT": "900"}, f"lent to others after 15 min, unless {STAYS}"),
+        (
+            {"YIELD_AFTER": "60", "IDLE_LIMIT": "900"},
+            f"given after 1 min to somebody who waits, lent to others after 15 min, unless {STAYS}",
+        ),
+        ({"YIELD_AFTER": "60", "IDLE_LIMIT": "60"}, f"lent to others after 1 min, unless {STAYS}"),
+        (
+            {"YIELD_AFTER": "60", "IDLE_LIMIT": "900", "IDLE_ENDS_CUDA": "1"},
+            f"given after 1 min to somebody who waits, lent to others after 15 min; if {STAYS}, "
+            "ended after 15 min, with a warning before",
+        ),
+        ({"IDLE_LIMIT": "900", "IDLE_ENDS": "1"}, "ended after 15 min, with a warning before"),
+    ],
+    ids=["stays", "yields", "limit", "both", "at once", "ended after CUDA", "pod"],
+)
+def test_it_is_told_what_becomes_of_the_slice_of_an_idle_kernel(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, str], said: str | None
+) -> None:
+    for name in ("ENDS_AT", "YIELD_AFTER", "IDLE_LIMIT", "IDLE_ENDS", "IDLE_ENDS_CUDA"):
+        monkeypatch.delenv(f"GPU_POOL_{name}", raising=False)
+    for name, value in limits.items():
+        monkeypatch.setenv(f"GPU_POOL_{name}", value)
+    assert dict(slice_info.terms()).get("When idle") == said

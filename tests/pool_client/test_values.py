@@ -20,6 +20,9 @@ from gpu_pool_client import (
     LeaseState,
     PoolUnreachable,
     Process,
+    Slice,
+    Terms,
+    WhenIdle,
     connect,
     parse_request,
 )
@@ -27,7 +30,7 @@ from gpu_pool_client import _processes as processes
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._errors import MAX_MESSAGE
 from gpu_pool_client._values import why_over
-from support.pools import ENDS_ITS_FIRST_THREAD, identity, running
+from support.pools import ENDS_ITS_FIRST_THREAD, device, identity, running
 
 
 def test_every_error_has_its_own_code_and_exit_status() -> None:
@@ -143,3 +146,34 @@ def test_a_lease_says_who_asks_for_its_slices(
     said = replace(lease, asked_back=asked_back).message
     assert said.startswith(message)
     assert "Exam." in said
+
+
+@pytest.mark.parametrize(
+    ("terms", "told"),
+    [
+        (Terms(), {}),
+        (Terms(yield_after=60), {"YIELD_AFTER": "60"}),
+        (Terms(idle_limit=900), {"IDLE_LIMIT": "900"}),
+        (
+            Terms(idle_limit=900, when_idle=WhenIdle.END, yield_after=60),
+            {"IDLE_LIMIT": "900", "IDLE_ENDS_CUDA": "1", "YIELD_AFTER": "60"},
+        ),
+        (
+            Terms(idle_limit=900, when_idle=WhenIdle.END, in_pod=True),
+            {"IDLE_LIMIT": "900", "IDLE_ENDS": "1"},
+        ),
+        (Terms(idle_limit=900, in_pod=True), {}),
+    ],
+)
+def test_a_kernel_is_told_what_becomes_of_its_slice_while_it_is_idle(
+    terms: Terms, told: dict[str, str]
+) -> None:
+    part = Slice(device(0), 20, 655)
+    request, holder = parse_request("2%"), Holder("ada")
+    lease = Lease("1-a", "key", request, holder, LeaseState.HELD, 0.0, slices=(part,), terms=terms)
+    about = {
+        name.removeprefix("GPU_POOL_"): value
+        for name, value in lease.environment.items()
+        if "_IDLE_" in name or "_YIELD_" in name
+    }
+    assert about == told

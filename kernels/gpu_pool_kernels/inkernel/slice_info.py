@@ -90,15 +90,32 @@ def current() -> "SliceInfo | None":
 def terms() -> "list[tuple[str, str]]":
     """Say until when the slice is held, and what becomes of it when the kernel is idle."""
     found = []
-    ends_at, idle_limit = number("GPU_POOL_ENDS_AT"), number("GPU_POOL_IDLE_LIMIT")
+    ends_at, idle = number("GPU_POOL_ENDS_AT"), when_idle()
     if ends_at is not None:
         left = max(0, ends_at - int(time.time()))
         found.append(("Ends in", f"{duration(left)}: {why_it_ends()}"))
-    if idle_limit is not None and os.environ.get("GPU_POOL_IDLE_ENDS"):
-        found.append(("When idle", f"ended after {duration(idle_limit)}, with a warning before"))
-    elif idle_limit is not None:
-        found.append(("When idle", f"lent to others after {duration(idle_limit)}, unless it has used CUDA"))
+    if idle:
+        found.append(("When idle", idle))
     return found
+
+
+def when_idle() -> str:
+    """Say what becomes of the slice while the kernel is idle; nothing where it stays."""
+    limit, yield_after = number("GPU_POOL_IDLE_LIMIT"), number("GPU_POOL_YIELD_AFTER")
+    ended = "" if limit is None else f"ended after {duration(limit)}, with a warning before"
+    if ended and os.environ.get("GPU_POOL_IDLE_ENDS"):
+        return ended
+    goes = []
+    if yield_after is not None and (limit is None or yield_after < limit):
+        goes.append(f"given after {duration(yield_after)} to somebody who waits")
+    if limit is not None:
+        goes.append(f"lent to others after {duration(limit)}")
+    if not goes:
+        return ""
+    stays = "it has used CUDA and what it keeps there cannot be moved away"
+    if ended and os.environ.get("GPU_POOL_IDLE_ENDS_CUDA"):
+        return f"{', '.join(goes)}; if {stays}, {ended}"
+    return f"{', '.join(goes)}, unless {stays}"
 
 
 def why_it_ends() -> str:
