@@ -81,6 +81,8 @@ export interface ISlice {
   idle_limit: number | null;
   gives_back_at: number | null;
   ends_when_idle: boolean;
+  /** From when on it goes to somebody who waits, if nothing happens. */
+  yields_at: number | null;
   kept_until: number | null;
   asked_back: boolean;
   /** Whether it goes, or has gone, to somebody who waits while the kernel is idle. */

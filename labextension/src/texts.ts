@@ -283,6 +283,8 @@ export function rows(slice: ISlice, now: number, trans: Words): IRow[] {
 function times(slice: ISlice, now: number, trans: Words): IRow[] {
   const since = (at: number): string => duration(Math.max(0, now - at), trans);
   const until = (at: number): string => duration(Math.max(0, at - now), trans);
+  const from = (at: number): string =>
+    at > now ? trans.__('in %1', until(at)) : trans.__('at any time');
   const waits = slice.state === 'waiting' || slice.state === 'resuming';
   const ends = slice.ends_when_idle ? trans.__('If idle, ends in') : trans.__('If idle, lent in');
   const all: [string, number | null, (at: number) => string][] = [
@@ -290,6 +292,7 @@ function times(slice: ISlice, now: number, trans: Words): IRow[] {
     [trans.__('Held for'), slice.held_at, since],
     [trans.__('Time left'), slice.held_at === null ? null : slice.ends_at, until],
     [trans.__('Idle for'), slice.idle_since, since],
+    [trans.__('Lent if somebody waits'), slice.yields_at, from],
     [ends, slice.gives_back_at, until],
     [trans.__('Kept for'), slice.kept_until, until]
   ];

@@ -32,6 +32,7 @@ export function slice(changes: Partial<ISlice> = {}): ISlice {
     idle_limit: null,
     gives_back_at: null,
     ends_when_idle: false,
+    yields_at: null,
     kept_until: null,
     asked_back: false,
     gives_way: false,

@@ -88,6 +88,7 @@ def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
         "idle_limit": terms.idle_limit if terms is not None and terms.acts_when_idle else None,
         "gives_back_at": at(idle.gives_back_at),
         "ends_when_idle": held and idle.ends,
+        "yields_at": at(idle.yields_at),
         "kept_until": at(idle.kept_until),
         "asked_back": held
         and not state.gives_way

@@ -129,8 +129,14 @@ def gives_way_at(terms: Terms, seen: KernelObservation) -> float | None:
 
 def gives_way(terms: Terms, seen: KernelObservation, now: float) -> bool:
     """Whether it may be parked now because somebody waits: it is idle, and its variables are kept."""
-    at = gives_way_at(terms, seen)
-    return at is not None and now >= at and (seen.activity.initialised is False or _is_movable(seen))
+    at = yields_at(terms, seen)
+    return at is not None and now >= at
+
+
+def yields_at(terms: Terms, seen: KernelObservation) -> float | None:
+    """Return from when on its slice goes to somebody who waits; None for never, as far as is known now."""
+    keeps = seen.activity.initialised is False or _is_movable(seen)
+    return gives_way_at(terms, seen) if keeps else None
 
 
 def keeps_variables(activity: Activity) -> bool:

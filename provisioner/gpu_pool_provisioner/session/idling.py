@@ -73,6 +73,8 @@ class IdleState:
     gives_back_at: float | None = None
     #: Whether the kernel is ended then, and not parked.
     ends: bool = False
+    #: From when on its slice goes to somebody who waits.
+    yields_at: float | None = None
     #: Whether its user, here, asked for the slice to go back as soon as the kernel is idle.
     gives_back_when_idle: bool = False
     #: For how many seconds, from now on, its user may say that it is in use.
@@ -259,6 +261,7 @@ def idle_state(
         idling.kept_until or None,
         gives_back_at,
         ends,
+        expiry_policy.yields_at(idling.terms, seen),
         idling.gives_back,
         expiry_policy.keep_at_most(idling.terms, now),
     )

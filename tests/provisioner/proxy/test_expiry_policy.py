@@ -14,6 +14,7 @@ from gpu_pool_provisioner.session.expiry_policy import (
     keep,
     keeps_variables,
     step,
+    yields_at,
 )
 
 NOW = 1_000_000.0
@@ -190,6 +191,27 @@ def test_what_is_announced_is_what_is_done(
         warned = replace(seen, warned=frozenset({step(terms, seen, at - 1).warns_of}))
         assert step(terms, warned, at - 0.1).act in (ExpiryAction.NOTHING, ExpiryAction.WARN)
         assert step(terms, warned, at).act is (ExpiryAction.END if ends else ExpiryAction.PARK)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (IDLE, NOW + 60),
+        (replace(IDLE, kept_until=NOW + 900), NOW + 900),
+        (replace(IDLE, busy=True), None),
+        (ON_THE_DEVICE, None),
+        (replace(IDLE, activity=Activity()), None),
+        (replace(IDLE, activity=Activity(True, working=False, movable=True)), NOW + 60),
+        (replace(IDLE, activity=Activity(True, working=False, movable=True), kept=True), None),
+    ],
+)
+def test_it_is_announced_when_it_gives_way(seen: KernelObservation, expected: float | None) -> None:
+    terms, asked = Terms(yield_after=60), replace(seen, yields=True)
+    assert yields_at(terms, seen) == expected
+    assert yields_at(Terms(), seen) is None
+    at = NOW + 900 if expected is None else expected
+    assert step(terms, asked, at - 0.1).act is ExpiryAction.NOTHING
+    assert step(terms, asked, at).act is (ExpiryAction.NOTHING if expected is None else ExpiryAction.PARK)
 
 
 @pytest.mark.parametrize(

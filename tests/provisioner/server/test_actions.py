@@ -26,6 +26,7 @@ async def test_a_kernel_is_kept_and_given_back_as_soon_as_it_is_idle(
         held = seen["slices"][0]
         assert (held["state"], held["actions"]["keep"]) == ("held", {"at_most": 3600})
         assert held["gives_back_at"] == pytest.approx(held["idle_since"] + 900, abs=0.2)
+        assert held["yields_at"] == pytest.approx(held["idle_since"] + 60, abs=0.2)
         said = (await pages.done(kernel_id, "keep", seconds=7200))["message"]
         assert said.startswith("This kernel keeps its GPU slice for 1h, the most that its course allows")
         kept = (await page.sees(lambda state: state["slices"][0]["kept_until"]))["slices"][0]
