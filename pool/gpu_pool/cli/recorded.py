@@ -179,18 +179,19 @@ def replay_days(
     options: RecordedOptions,
     policy: Policy,
     plot: Path | None,
+    now: Way | None = None,
     *,
     as_json: bool,
 ) -> None:
     """Play the days' cells in each way, and show what each holds and whom it makes wait.
 
-    Without devices only what would be held without any queue is shown.
+    ``now`` is what the pool's courses say. Without devices only what would be held without a queue is shown.
     """
     from gpu_pool.simulation.replay_plot import replay_plot
 
     limits = options.idle_limit or (() if options.yield_after else _IDLE_LIMITS)
     sums = days.sums(sorted({*limits, *_IDLE_LIMITS}))
-    by_way = _replay(days, devices, options, policy) if devices else {}
+    by_way = _replay(days, devices, _ways(options, now), _costs(options), policy) if devices else {}
     if plot is not None and by_way:
         write_plot(plot, replay_plot(f"{title}: {len(devices)} GPUs (simulated)", by_way))
     if as_json:
@@ -220,7 +221,7 @@ def replay_days(
 
 
 def _replay(
-    days: RecordedDays, devices: Sequence[Device], options: RecordedOptions, policy: Policy
+    days: RecordedDays, devices: Sequence[Device], ways: Sequence[Way], costs: Costs, policy: Policy
 ) -> dict[str, tuple[ReplayResult, ReplayFigures]]:
     from gpu_pool.policy import admission
     from gpu_pool.policy.queue_state import Rules
@@ -229,7 +230,6 @@ def _replay(
 
     for request in {session.request for session in days.sessions}:
         admission.check(request, devices, Rules())
-    ways, costs = _ways(options), _costs(options)
     found = {}
     with Progress() as progress:
         for number, way in enumerate(ways, 1):
@@ -239,7 +239,7 @@ def _replay(
     return found
 
 
-def _ways(options: RecordedOptions) -> list[Way]:
+def _ways(options: RecordedOptions, now: Way | None) -> list[Way]:
     from gpu_pool.simulation.replay import PER_CELL, RESERVATION, Way
 
     limits, after = options.idle_limit, options.yield_after
@@ -247,7 +247,7 @@ def _ways(options: RecordedOptions) -> list[Way]:
         limits, after = _IDLE_LIMITS, _YIELD_AFTER
     idle = [Way(f"idle limit {format_duration(each)}", idle_limit=each) for each in limits]
     yielding = [Way(f"yield after {format_duration(each)}", yield_after=each) for each in after]
-    return [RESERVATION, *idle, *yielding, PER_CELL]
+    return [RESERVATION, *idle, *yielding, *filter(None, [now]), PER_CELL]
 
 
 def _costs(options: RecordedOptions) -> Costs:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpu_pool.simulation import Arrival, RunFigures
     from gpu_pool.simulation.engine import Lengths
     from gpu_pool.simulation.recorded import RecordedDays
+    from gpu_pool.simulation.replay import Way
     from gpu_pool.simulation.report import WaitFigures
     from gpu_pool_client import Device
 
@@ -124,7 +125,8 @@ def _simulate_days(
     if days.has_cells and lengths != "learned":
         raise BadRequest("Cells are replayed without lengths.", "Leave --lengths out.")
     if days.has_cells:
-        recorded.replay_days(title, days, gpus, options, policy, plot, as_json=session.as_json)
+        now = _as_now(session, options)
+        recorded.replay_days(title, days, gpus, options, policy, plot, now, as_json=session.as_json)
     elif options.idle_limit or options.yield_after:
         raise BadRequest(
             "It was not recorded when cells ran, so it cannot be told when kernels were idle.",
@@ -132,6 +134,23 @@ def _simulate_days(
         )
     else:
         _compare(session, title, days.arrivals(), gpus, policy, plot, lengths)
+
+
+def _as_now(session: CommandSession, options: RecordedOptions) -> Way | None:
+    """Return what the pool's courses say; None where ways are named, or of a pool that is elsewhere."""
+    from gpu_pool.courses.folder import SHARED_FOLDERS
+    from gpu_pool.pool.own_days import as_now
+    from gpu_pool.settings import load_settings
+
+    is_here = not session.address.startswith(("http:", "https:"))
+    if options.from_history is None or options.idle_limit or options.yield_after or not is_here:
+        return None
+    settings = load_settings()
+    sharing = settings.sharing
+    if settings.courses_dir:
+        folder = SHARED_FOLDERS.folder(Path(settings.courses_dir), settings.courses)
+        sharing = folder.current().sharing(sharing)
+    return as_now(sharing)
 
 
 def _gpus(

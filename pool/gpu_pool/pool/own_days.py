@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpu_pool.policy import admission
 from gpu_pool.policy.queue_state import Rules
+from gpu_pool.policy.sharing import Course, Sharing
 from gpu_pool.simulation.history import read_recorded
 from gpu_pool.simulation.recorded import RecordedDays
 from gpu_pool.simulation.replay import PER_CELL, RESERVATION, Way, replay
@@ -17,13 +18,14 @@ from gpu_pool_client import Device, EndedLease
 
 #: What is told of a lease, beside when it was busy. Nothing that a person wrote.
 _KEYS: Final = ("requested_at", "held_at", "ended_at", "held_seconds", "request", "milli", "course", "user")
-#: What is compared unless others are named.
+#: What is compared, whatever the courses say.
 WAYS: Final = (
     RESERVATION,
     Way("idle limit 15 min", idle_limit=900.0),
     Way("yield after 1 min, when somebody waits", yield_after=60.0),
     PER_CELL,
 )
+AS_NOW: Final = "as your courses are now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +91,26 @@ def with_more(own: Sequence[Device], added: Iterable[Device]) -> tuple[Device, .
     return (*own, *more)
 
 
+def as_now(sharing: Sharing) -> Way | None:
+    """Return what the courses say, each for its kernels; None where that is one of :data:`WAYS` for all."""
+    in_pods = sharing.in_pods
+    courses = {name: _way(course, in_pods=in_pods) for name, course in sharing.courses.items()}
+    now = replace(_way(sharing.default, in_pods=in_pods), of_course=courses)
+    said = {(each.idle_limit, each.yield_after) for each in (now, *courses.values())}
+    if len(said) == 1 and said <= {(each.idle_limit, each.yield_after) for each in WAYS}:
+        return None
+    return now
+
+
+def _way(course: Course, *, in_pods: bool) -> Way:
+    terms = course.terms(None, in_pod=in_pods)
+    return Way(AS_NOW, terms.idle_limit if terms.acts_when_idle else None, terms.yield_after)
+
+
 def compare(
-    days: RecordedDays, devices: Sequence[Device], goes_on: Callable[[], bool], ways: Sequence[Way] = WAYS
+    days: RecordedDays, devices: Sequence[Device], goes_on: Callable[[], bool], sharing: Sharing
 ) -> tuple[WayFigures, ...]:
-    """Return what each way would have been like on these devices.
+    """Return what each way, and what the courses say now, would have been like on these devices.
 
     Raises ``ReplayGivenUp`` once ``goes_on`` says that it must not go on, and ``NeverFits`` where
     a lease would not fit.
@@ -104,6 +122,8 @@ def compare(
         if not goes_on():
             raise ReplayGivenUp
 
+    now = as_now(sharing)
+    ways = WAYS if now is None else (*WAYS[:-1], now, WAYS[-1])
     return tuple(_figures(days, devices, way, check) for way in ways)
 
 
@@ -112,5 +132,5 @@ def _figures(
 ) -> WayFigures:
     found = replay_figures(days.sessions, replay(days.sessions, devices, way, tell=tell))
     hours, cells = found.gpu_hours, found.cells
-    asked = None if way.yield_after is None else found.asked_back
+    asked = found.asked_back if way.asks_back else None
     return WayFigures(way.name, hours.held, hours.used, cells.at_once, cells.delay.p99, asked)

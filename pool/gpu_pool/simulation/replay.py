@@ -7,7 +7,7 @@ same cells for as long, and ways differ in what is held meanwhile and in when ce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from heapq import heappop, heappush
@@ -38,6 +38,17 @@ class Way:
     idle_limit: float | None = None
     #: A kernel that is idle for so long is asked for its slice when somebody waits; None for never.
     yield_after: float | None = None
+    #: What holds in its place for the sessions of these courses.
+    of_course: Mapping[str, Way] = field(default_factory=dict)
+
+    def of(self, session: RecordedSession) -> Way:
+        """Return what holds for a session."""
+        return self.of_course.get(session.course, self)
+
+    @property
+    def asks_back(self) -> bool:
+        """Whether any kernel is asked for its slice when somebody waits."""
+        return any(each.yield_after is not None for each in (self, *self.of_course.values()))
 
     def begins_parked(self, session: RecordedSession) -> bool:
         """Whether a session that had begun before would have no slice by now, if somebody had waited."""
@@ -239,7 +250,7 @@ class _Replay:
             self._changed = True
 
     def _arrive(self, kernel: _Kernel, now: float) -> None:
-        if self._way.begins_parked(kernel.session):
+        if self._way.of(kernel.session).begins_parked(kernel.session):
             kernel.state, kernel.is_new = _State.PARKED, False
         else:
             self._wait(kernel, now, now)
@@ -300,15 +311,17 @@ class _Replay:
 
     def _idle(self, kernel: _Kernel, now: float) -> None:
         kernel.idle_since = now
-        if self._way.idle_limit is not None:
-            self._at(now + self._way.idle_limit, _Event.IDLE_LIMIT, kernel)
+        limit = self._way.of(kernel.session).idle_limit
+        if limit is not None:
+            self._at(now + limit, _Event.IDLE_LIMIT, kernel)
         due = yielding.yields_at(self._as_held(kernel))
         if due is not None:
             self._at(due, _Event.LOOK, kernel)
 
     def _reach_idle_limit(self, kernel: _Kernel, now: float) -> None:
         is_idle = kernel.state is _State.HELD and not kernel.running
-        if is_idle and now - kernel.idle_since >= (self._way.idle_limit or 0.0) - 1e-6:
+        limit = self._way.of(kernel.session).idle_limit or 0.0
+        if is_idle and now - kernel.idle_since >= limit - 1e-6:
             self._park(kernel, now)
 
     def _park(self, kernel: _Kernel, now: float) -> None:
@@ -350,7 +363,7 @@ class _Replay:
             reserved = decision.reservations.get(number, ())
             if waiter.reserved != reserved:
                 self._queue[number] = replace(waiter, reserved=reserved)
-        if self._queue and self._way.yield_after is not None:
+        if self._queue and self._way.asks_back:
             self._ask_back(self._situation(now), decision)
 
     def _situation(self, now: float) -> Situation:
@@ -393,7 +406,7 @@ class _Replay:
                 self._park(self._kernels[number], now.now)
 
     def _yield_after(self, kernel: _Kernel) -> float | None:
-        return None if kernel.session.is_job else self._way.yield_after
+        return None if kernel.session.is_job else self._way.of(kernel.session).yield_after
 
     def _as_held(self, kernel: _Kernel) -> HeldKernel:
         return HeldKernel(

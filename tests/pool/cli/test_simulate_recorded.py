@@ -171,6 +171,25 @@ def test_a_pools_own_days_are_replayed_on_more_gpus(terminal):
     assert "does not say its memory" in refused.stdout + refused.stderr
 
 
+def test_what_the_courses_say_is_one_of_the_ways_of_a_pools_own_days(terminal):
+    worked(terminal, [(0, 1)])
+    ways = ["reservation", "idle limit 15min", "idle limit 5min", "yield after 1min", "per cell"]
+    words = ("simulate", "--from-history", "30d", "--json")
+    assert list(json.loads(terminal.run(*words).stdout)["ways"]) == ways
+    courses = terminal.folder / "courses"
+    courses.mkdir()
+    (courses / "ml.yaml").write_text(
+        "title: ML\nslices: [{name: Small, request: 2%}]\nidle_limit: 5min\nyield_after: never\n"
+    )
+    config = terminal.folder / "config/gpu_pool_config.py"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(f"c.PoolSettings.courses_dir = {str(courses)!r}\n")
+    said = json.loads(terminal.run(*words).stdout)["ways"]
+    assert list(said) == [*ways[:-1], "as your courses are now", "per cell"]
+    named = json.loads(terminal.run(*words, "--idle-limit", "5min").stdout)["ways"]
+    assert list(named) == ["reservation", "idle limit 5min", "per cell"]
+
+
 def test_without_a_word_of_cells_a_pools_own_days_are_compared_as_leases(terminal):
     assert "no lease that was held" in terminal.run("simulate", "--from-history", "30d").stderr
     terminal.free(terminal.hold("1"))

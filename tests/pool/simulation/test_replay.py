@@ -73,6 +73,18 @@ def test_an_idle_limit_gives_back_though_nobody_waits() -> None:
     assert result.held == 1000 * (310 + 15)
 
 
+def test_each_course_may_say_something_else() -> None:
+    of_course = replace(IDLE_LIMIT, name="as said", of_course={"ml": YIELD})
+    assert of_course.asks_back
+    assert not replace(of_course, of_course={"ml": RESERVATION}).asks_back
+    assert play(THINKER, NEWCOMER, way=of_course).held == play(THINKER, NEWCOMER, way=YIELD).held
+    others = [replace(each, course="nlp") for each in (THINKER, NEWCOMER)]
+    assert play(*others, way=of_course).held == play(*others, way=IDLE_LIMIT).held
+    # Whoever yields to nobody is not given way to, and does not give way.
+    mixed = play(replace(THINKER, course="nlp"), NEWCOMER, way=of_course)
+    assert (mixed.asked_back, mixed.parked) == (0, 1)
+
+
 def test_slices_given_to_cells_are_held_for_cells_and_for_taking_them() -> None:
     result = play(THINKER, NEWCOMER, way=PER_CELL)
     assert sorted(result.delays) == [0, 0, 5]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpu_pool.policy.sharing import Sharing
 from gpu_pool.pool.own_days import ReplayGivenUp, WayFigures, compare, own_days, with_more
 from gpu_pool_client import Device, GpuPoolError, PoolStatus, format_duration
 
@@ -54,16 +55,22 @@ class OtherWays:
         self._seconds, self._clock = seconds, clock
         self._turn = asyncio.Lock()
 
-    async def ask(self, rows: Iterable[Mapping[str, Any]], status: PoolStatus, more: int) -> OtherWaysFound:
-        """Return what is shown of these leases on the pool's GPUs, and so many more like its first."""
+    async def ask(
+        self, rows: Iterable[Mapping[str, Any]], status: PoolStatus, sharing: Sharing, more: int
+    ) -> OtherWaysFound:
+        """Return what is shown of these leases on the pool's GPUs, and so many more like its first.
+
+        ``sharing`` is what the courses say now, which is one way among others.
+        """
         own = [each.device for each in status.devices if not each.device.unbounded]
         if not own:
             return OtherWaysFound(why_not="The pool has no GPUs that it knows one by one.")
+        devices = with_more(own, own[:1] * more)
         async with self._turn:
             ends = self._clock() + self._seconds
             try:
                 return await asyncio.to_thread(
-                    _work_out, rows, with_more(own, own[:1] * more), lambda: self._clock() < ends
+                    _work_out, rows, devices, sharing, lambda: self._clock() < ends
                 )
             except ReplayGivenUp:
                 limit = format_duration(self._seconds)
@@ -75,12 +82,15 @@ class OtherWays:
 
 
 def _work_out(
-    rows: Iterable[Mapping[str, Any]], devices: tuple[Device, ...], goes_on: Callable[[], bool]
+    rows: Iterable[Mapping[str, Any]],
+    devices: tuple[Device, ...],
+    sharing: Sharing,
+    goes_on: Callable[[], bool],
 ) -> OtherWaysFound:
     days = own_days(rows)
     if not days.has_cells:
         return OtherWaysFound(why_not=_NO_CELLS)
-    found = compare(days, devices, goes_on)
+    found = compare(days, devices, goes_on, sharing)
     leases, cells, gpus = (
         _count(len(days.sessions), "lease"),
         _count(sum(len(each.cells) for each in days.sessions), "cell"),

@@ -435,7 +435,9 @@ class OtherWaysPage(DashboardPage):
         since = time.time() - days * _DAY
         rows = recorded_leases(await self.pool.history(since), await self.pool.busy_times(since))
         snapshot = await self.dashboard.streams.snapshots.now()
-        found = await self.dashboard.other_ways.ask(rows, snapshot.status, more)
+        data = await self.dashboard.page_data(snapshot)
+        sharing = self.dashboard.sharing(data.courses)
+        found = await self.dashboard.other_ways.ask(rows, snapshot.status, sharing, more)
         periods, numbers = history_view.PERIODS, other_ways.MORE
         self.show("other_ways.html", days=days, periods=periods, more=more, numbers=numbers, found=found)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool.policy.sharing import Sharing
 from gpu_pool.pool import pool
 from gpu_pool.service.dashboard.other_ways import OtherWays
 from gpu_pool.store import leases
@@ -312,6 +313,7 @@ async def test_an_administrator_sees_what_other_ways_would_have_done(site: Site)
     assert Document(page).problems == []
     assert "Simulated: 2 leases and 2 cells on 4 GPUs" in page
     assert "yield after 1 min, when somebody waits" in page
+    assert "as your courses are now</th>" not in page, "they are as one of those that are shown"
     assert "admin/other-ways" in await site.page("admin", ADMIN)
     assert (await site.get("admin/other-ways", "ada")).code == 403
 
@@ -327,7 +329,18 @@ async def test_what_other_ways_would_have_done_is_not_worked_out_for_long(site: 
         "busy": [[0, 1]],
     }
     asked = OtherWays(seconds=1.0, clock=iter(range(100)).__next__)
-    assert "takes more than 1s here" in (await asked.ask([row], status, 0)).why_not
+    assert "takes more than 1s here" in (await asked.ask([row], status, Sharing(), 0)).why_not
+
+
+async def test_what_courses_say_of_idle_kernels_is_one_of_the_ways(tmp_path: Path) -> None:
+    said = "title: {title}\nslices: [{{name: Small, request: 2%}}]\nidle_limit: 5min\nyield_after: never"
+    async with showing(tmp_path, 1, courses_of({"ml": "Machine Learning"}, said)) as site:
+        lease = await site.take("1", "ada", "ml")
+        await site.pool.report_busy(lease, [(time.time(), 60.0)])
+        await site.pool.release(lease)
+        page = await site.page("admin/other-ways", ADMIN)
+        assert Document(page).problems == []
+        assert "as your courses are now</th>" in page
 
 
 async def test_pages_are_named_after_the_pool(site: Site) -> None:
