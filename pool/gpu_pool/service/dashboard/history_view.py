@@ -1,4 +1,4 @@
-"""What has ended: GPUs in use over time by course, sums, and rows with reasons. Pure.
+"""What has ended: GPUs in use and lent over time, sums, and rows with reasons. Pure.
 
 A row is one of ``Pool.history()``; what lives joins them up to now.
 """
@@ -45,7 +45,8 @@ PERIODS: Final = (1, 7, 30)
 class Block:
     """One course in one bar of the plot. In percent of the plot, from its left and its top."""
 
-    mark: Mark
+    #: None for what was lent, of all courses together.
+    mark: Mark | None
     x: float
     y: float
     width: float
@@ -65,6 +66,8 @@ class Plot:
     """GPUs in use over time."""
 
     blocks: tuple[Block, ...]
+    #: Above them, what others could have while kernels were idle.
+    lent: tuple[Block, ...]
     ticks: tuple[Tick, ...]
     #: Hours from one tick to the next, and the Unix seconds at which the plot begins and ends.
     tick_hours: int
@@ -131,13 +134,14 @@ def living(leases: Iterable[Lease], now: float) -> list[EndedLease]:
 
 
 def plot(rows: Iterable[EndedLease], marks: Mapping[str, Mark], days: int, now: float) -> Plot:
-    """Return the mean number of GPUs in use in every part of the last days, by course."""
+    """Return the mean number of GPUs in use in every part of the last days, by course, and of GPUs lent."""
     seconds = days * _DAY / BUCKETS
-    used = _used(rows, now - days * _DAY, seconds)
+    used, lent = _spread(rows, now - days * _DAY, seconds)
     totals = [sum(of_course[bucket] for of_course in used.values()) for bucket in range(BUCKETS)]
-    top = _round_up(max(totals, default=0.0) / seconds)
+    top = _round_up(max(map(sum, zip(totals, lent, strict=True))) / seconds)
     return Plot(
         blocks=tuple(_blocks(used, marks, top * seconds)),
+        lent=tuple(_above(totals, lent, top * seconds)),
         ticks=tuple(_ticks(days, now)),
         tick_hours=_TICK_HOURS[days],
         began=round(now - days * _DAY),
@@ -146,35 +150,57 @@ def plot(rows: Iterable[EndedLease], marks: Mapping[str, Mark], days: int, now: 
     )
 
 
-def _used(rows: Iterable[EndedLease], began: float, seconds: float) -> dict[str, list[float]]:
-    """Return GPU-seconds by course and bucket; a lease's use is spread evenly over its life."""
+def _spread(
+    rows: Iterable[EndedLease], began: float, seconds: float
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Return GPU-seconds in use by course and bucket, and those lent by bucket.
+
+    What a lease used and lent is spread evenly over its life.
+    """
     used: dict[str, list[float]] = {}
+    lent = [0.0] * BUCKETS
     for row in rows:
-        if row.held_at is None or row.ended_at <= began:
-            continue
         of_course = used.setdefault(course_label(row.course), [0.0] * BUCKETS)
-        rate = row.gpu_seconds / max(row.ended_at - row.held_at, 1.0)
-        first = max(0, int((row.held_at - began) // seconds))
-        for bucket in range(first, BUCKETS):
-            start = began + bucket * seconds
-            overlap = min(row.ended_at, start + seconds) - max(row.held_at, start)
-            if overlap <= 0:
-                break
-            of_course[bucket] += rate * overlap
-    return used
+        for bucket, part in _parts(row, began, seconds):
+            of_course[bucket] += part * row.gpu_seconds
+            lent[bucket] += part * row.lent_gpu_seconds
+    return used, lent
+
+
+def _parts(row: EndedLease, began: float, seconds: float) -> Iterable[tuple[int, float]]:
+    """Yield the buckets in which a lease lived, each with the part of its life that is in it."""
+    if row.held_at is None or row.ended_at <= began:
+        return
+    life = max(row.ended_at - row.held_at, 1.0)
+    for bucket in range(max(0, int((row.held_at - began) // seconds)), BUCKETS):
+        start = began + bucket * seconds
+        overlap = min(row.ended_at, start + seconds) - max(row.held_at, start)
+        if overlap <= 0:
+            break
+        yield bucket, overlap / life
 
 
 def _blocks(used: Mapping[str, Sequence[float]], marks: Mapping[str, Mark], most: float) -> Iterable[Block]:
-    width = 100 / BUCKETS
     for bucket in range(BUCKETS):
         y = 100.0
         for course in sorted(used):
             height = 100 * used[course][bucket] / most
             if height > 0:
                 y -= height
-                yield Block(
-                    marks[course], round(bucket * width, 3), round(y, 3), round(width, 3), round(height, 3)
-                )
+                yield Block(marks[course], *_bar(bucket, y, height))
+
+
+def _above(used: Sequence[float], lent: Sequence[float], most: float) -> Iterable[Block]:
+    """Yield what was lent, on top of what was in use."""
+    for bucket, amount in enumerate(lent):
+        height = 100 * amount / most
+        if height > 0:
+            yield Block(None, *_bar(bucket, 100 - 100 * used[bucket] / most - height, height))
+
+
+def _bar(bucket: int, y: float, height: float) -> tuple[float, float, float, float]:
+    width = 100 / BUCKETS
+    return round(bucket * width, 3), round(y, 3), round(width, 3), round(height, 3)
 
 
 def _ticks(days: int, now: float) -> Iterable[Tick]:

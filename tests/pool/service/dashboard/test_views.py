@@ -234,6 +234,23 @@ class TestHistory:
         assert len(plot.blocks) == history_view.BUCKETS
         assert {block.height for block in plot.blocks} == {100.0}
 
+    def test_what_was_lent_stands_above_what_was_used(self) -> None:
+        rows = [past(lent_gpu_seconds=HOUR / 4), past(course="nlp", gpu_seconds=HOUR / 4)]
+        plot = history_view.plot(rows, MARKS, 1, NOW)
+        assert plot.top == "1 GPU"
+        assert [(block.x, block.y, block.height) for block in plot.lent] == [
+            (pytest.approx(100 * bar / 48, abs=0.001), 0.0, 25.0) for bar in (44, 45)
+        ]
+        assert {block.mark for block in plot.lent} == {None}
+        assert min(block.y for block in plot.blocks) == 25.0
+
+    def test_what_was_only_lent_lies_on_the_ground(self) -> None:
+        (block, _) = history_view.plot([past(gpu_seconds=0.0, lent_gpu_seconds=HOUR)], MARKS, 1, NOW).lent
+        assert (block.y, block.height) == (0.0, 100.0)
+
+    def test_where_nothing_was_lent_nothing_is_drawn_of_it(self) -> None:
+        assert history_view.plot([past()], MARKS, 1, NOW).lent == ()
+
     def test_what_lives_is_in_the_plot(self) -> None:
         plot = history_view.plot(history_view.living([lease(1)], NOW), MARKS, 1, NOW)
         assert len(plot.blocks) == 1
