@@ -132,7 +132,7 @@ async def test_every_page_fits_a_phone_and_can_be_read(site: Site, look: Open, s
     await fill(site)
     lease = await site.take("2%", "ada", "vision", "Python 3 (GPU 2%)")
     await site.pool.attach(lease, Process.current(), grace=5.0)
-    have_had_a_week(site)
+    await have_had_a_week(site)
     ways = "admin/other-ways?days=30&more=4"
     for path in ("", "history", "courses", "courses/intro-ml", "admin", ways, f"leases/{lease}"):
         page = await look(path, ADMIN, viewport=PHONE, color_scheme=scheme)
@@ -154,7 +154,7 @@ async def test_what_can_be_done_is_in_sight_on_a_phone(site: Site, look: Open) -
 
 
 async def test_an_administrator_finds_what_four_gpus_more_would_have_done(site: Site, look: Open) -> None:
-    have_had_a_week(site)
+    await have_had_a_week(site)
     page = await look("admin", ADMIN)
     await page.get_by_role("link", name="What more GPUs").click()
     await page.get_by_role("link", name="4 more").click()
@@ -176,8 +176,9 @@ async def test_below_the_history_are_round_times_of_the_reader_s_clock(site: Sit
     assert {int(tick[:2]) % 6 for tick in ticks[:-1]} == {0}
 
 
-def have_had_a_week(site: Site) -> None:
+async def have_had_a_week(site: Site) -> None:
     """Write a week of lessons and of nights of training into the store's history."""
+    await site.pool.status()  # the store is there then
     now, number = time.time(), 0
     rows = []
     for day in range(7):
@@ -221,7 +222,7 @@ def have_had_a_week(site: Site) -> None:
 @pytest.mark.skipif(not SCREENSHOTS, reason="no pictures are asked for")
 async def test_pictures_for_the_documentation(site: Site, look: Open) -> None:
     await fill(site)
-    have_had_a_week(site)
+    await have_had_a_week(site)
     kernel = await site.take("2%", "grace", "vision", "Python 3 (GPU 2%)")
     await site.pool.attach(kernel, Process.current(), grace=5.0)
     pictures: dict[str, tuple[str, str, dict[str, Any]]] = {
