@@ -9,9 +9,8 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import TypeAlias
 
-from gpu_pool.policy import placement
+from gpu_pool.policy.placement import Sizes
 from gpu_pool.policy.queue_state import Holding, Situation, Waiter
-from gpu_pool_client import SliceRequest
 
 #: A slice that is held counts like one that was used for this part of the memory
 #: (half-life / ln 2) before: for courses little, so that their averages are exact
@@ -49,9 +48,8 @@ class FairShares:
 
     def __init__(self, situation: Situation) -> None:
         queue, holdings, statuses = situation.queue, situation.holdings, situation.statuses
-        rules, policy, usage, now = situation.rules, situation.policy, situation.usage, situation.now
-        self._devices = [status.device for status in statuses]
-        self._rules, self._policy = rules, policy
+        policy, usage, now = situation.policy, situation.usage, situation.now
+        self._policy = policy
         self._course_memory = (1 + _COURSE_AHEAD) * policy.course_half_life / math.log(2)
         self._course_ahead = _COURSE_AHEAD * policy.course_half_life / math.log(2)
         self._user_ahead = _USER_AHEAD * policy.user_half_life / math.log(2)
@@ -68,8 +66,7 @@ class FairShares:
         waiting = situation.courses or courses_in_turn((waiter.course, waiter.batch) for waiter in queue)
         active = waiting | {holding.course for holding in holdings}
         self._weights = sum(policy.weight(course) for course in active) or 1.0
-        #: By identity: the same few objects are asked for over and over, and hashing one takes long.
-        self._sizes: dict[int, tuple[SliceRequest, int]] = {}
+        self._milli = Sizes([status.device for status in statuses], situation.rules).milli
         for holding in holdings:
             course = holding.course
             self._held[course] += holding.milli
@@ -133,14 +130,6 @@ class FairShares:
             half_life, held = self._policy.user_half_life, self._of_users.get(key, ())
             self._users[key] = _counted(held, self._now, half_life, self._user_ahead, 0.0)
         return self._users[key]
-
-    def _milli(self, request: SliceRequest) -> int:
-        """Return what a request takes of all its devices together (on the first that could hold it)."""
-        known = self._sizes.get(id(request))
-        if known is None:
-            part = next(placement.candidates(request, self._devices, self._rules), None)
-            known = self._sizes[id(request)] = request, part.milli * request.count if part else 1
-        return known[1]
 
 
 def _counted(holdings: Iterable[Holding], now: float, half_life: float, ahead: float, used: float) -> float:

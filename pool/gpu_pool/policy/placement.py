@@ -48,6 +48,24 @@ def candidates(request: SliceRequest, devices: Iterable[Device], rules: Rules) -
             yield part
 
 
+class Sizes:
+    """What requests take of all their devices together, each worked out once."""
+
+    def __init__(self, devices: Sequence[Device], rules: Rules) -> None:
+        self._devices, self._rules = devices, rules
+        #: By identity: the same few objects are asked for over and over, and hashing one takes long.
+        #: The request is kept, so that no other one gets its identity.
+        self._known: dict[int, tuple[SliceRequest, int]] = {}
+
+    def milli(self, request: SliceRequest) -> int:
+        """Return what it takes on the first of the devices that could hold it; 1 where none could."""
+        known = self._known.get(id(request))
+        if known is None:
+            part = next(candidates(request, self._devices, self._rules), None)
+            known = self._known[id(request)] = request, part.milli * request.count if part else 1
+        return known[1]
+
+
 def _candidate(request: SliceRequest, device: Device, rules: Rules) -> Slice | None:
     """Return the request's slice on a device; None where the device could never hold it."""
     # A process can be a client of one MPS daemon, and each device that counts contexts has its own.

@@ -14,9 +14,9 @@ from typing import Final
 
 from gpu_pool.policy import placement
 from gpu_pool.policy.holding_times import HoldingTimes
-from gpu_pool.policy.placement import more
+from gpu_pool.policy.placement import Sizes, more
 from gpu_pool.policy.queue_state import Holding, Situation, Waiter
-from gpu_pool_client import WHOLE, DeviceStatus, Slice, SliceRequest
+from gpu_pool_client import WHOLE, DeviceStatus, Slice
 from gpu_pool_client._free import fits
 
 #: A lease likely ends when this part of those like it that lasted as long have ended.
@@ -67,8 +67,7 @@ class Plans:
             for part in holding.parts:
                 self._held[part.device.uuid].append((holding, part))
         self._ends: dict[str, list[tuple[float, Slice]]] = {}
-        #: By identity, since hashing a request takes long; the request is kept, so that it stays the same.
-        self._sizes: dict[int, tuple[SliceRequest, int]] = {}
+        self._milli = Sizes([status.device for status in statuses], now.rules).milli
 
     def is_hindered(self, waiter: Waiter) -> bool:
         """Whether leases stand in its way whose next end need not make room for it.
@@ -126,32 +125,32 @@ class Plans:
 
     def _part(self, waiter: Waiter) -> float:
         """Return the part of a device that it asks for: 1 for one or more."""
-        return min(1.0, self._milli(waiter) / WHOLE)
+        return min(1.0, self._milli(waiter.request) / WHOLE)
 
     def _wanted(self, waiter: Waiter, others: Iterable[Waiter]) -> float:
         """Return the part of a device that those wait for who ask for less than the waiter: at most its own.
 
         Batch work does not count beside what is not: it can wait.
         """
-        milli = self._milli(waiter)
-        counted = (each for each in others if each.request.count == 1 and (waiter.batch or not each.batch))
-        smaller = map(self._milli, counted)
+        milli = self._milli(waiter.request)
         wanted = 0
-        for each in smaller:
-            wanted += each if each < milli else 0
+        for each in others:
+            if each.request.count == 1 and (waiter.batch or not each.batch):
+                size = self._milli(each.request)
+                wanted += size if size < milli else 0
             if wanted >= milli:
                 break
         return min(wanted, milli) / WHOLE
 
     def has_begun(self, waiter: Waiter, plan: Plan) -> bool:
         """Whether one lease of the waiter's size, or a larger one, holds the plan's devices."""
-        uuids, milli = set(plan.devices), self._milli(waiter)
+        uuids, milli = set(plan.devices), self._milli(waiter.request)
         held = (holding for holding, _ in self._held.get(plan.devices[0], ()))
         return any({p.device.uuid for p in each.parts} == uuids and each.milli >= milli for each in held)
 
     def ends_before(self, waiter: Waiter, start: float) -> bool:
         """Whether the waiter, granted now, has given its slice back at the start: known, or almost sure."""
-        milli = self._milli(waiter)
+        milli = self._milli(waiter.request)
         # Fifty slices of 2% must be as sure together as one of a whole GPU.
         sure = 1.0 - (1.0 - _SURE) * min(1.0, milli / (waiter.request.count * WHOLE))
         return self._length(waiter, milli, sure) <= start - self._now
@@ -167,16 +166,8 @@ class Plans:
         """Whether leases on the slice's device stand in its way whose next end need not make room for it."""
         return any(_is_in_the_way(other, part) for _, other in self._held.get(part.device.uuid, ()))
 
-    def _milli(self, waiter: Waiter) -> int:
-        request = waiter.request
-        if id(request) not in self._sizes:
-            devices = (status.device for status in self._statuses.values())
-            part = next(placement.candidates(request, devices, self._rules), None)
-            self._sizes[id(request)] = request, part.milli * request.count if part else 1
-        return self._sizes[id(request)][1]
-
     def _worth(self, waiter: Waiter) -> float:
-        milli = self._milli(waiter)
+        milli = self._milli(waiter.request)
         length = self._length(waiter, milli, _LIKELY)
         return milli * (length if math.isfinite(length) else _UNKNOWN)
 
