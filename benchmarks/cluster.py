@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from benchmarks.report import Line, Skipped, percentile
 from benchmarks.sizes import sized
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from support import api_server, control_plane
 from support.school import School, burst, end_all, kernel, pool_of, school
 
@@ -65,7 +65,7 @@ class Burst:
         return [(later - sooner) / WINDOW for sooner, later in pairwise(self.ran[::WINDOW])]
 
 
-async def all_at_once(pool: Pool, known: School, count: int) -> tuple[Burst, list[str]]:
+async def all_at_once(pool: GpuPool, known: School, count: int) -> tuple[Burst, list[str]]:
     """Ask for so many kernels at once; return what was measured until all ran, and their leases."""
     requests, work, began = _requests(known), _processor(), time.monotonic()
     samples: list[tuple[float, float, float]] = []
@@ -77,7 +77,7 @@ async def all_at_once(pool: Pool, known: School, count: int) -> tuple[Burst, lis
     return Burst(count, ran, used, samples, {"to run": _requests(known) - requests}), list(kernels)
 
 
-async def one_by_one(pool: Pool, found: Burst) -> list[str]:
+async def one_by_one(pool: GpuPool, found: Burst) -> list[str]:
     """Ask for some more kernels beside those that run, one after the other; return their leases."""
     leases = []
     for number in range(BESIDE):
@@ -87,7 +87,7 @@ async def one_by_one(pool: Pool, found: Burst) -> list[str]:
     return leases
 
 
-async def measure_burst(pool: Pool, known: School, count: int) -> Burst:
+async def measure_burst(pool: GpuPool, known: School, count: int) -> Burst:
     """Ask for so many kernels at once, for some more one by one, let nothing happen, and end them all."""
     found, leases = await all_at_once(pool, known, count)
     leases += await one_by_one(pool, found)

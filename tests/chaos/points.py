@@ -109,14 +109,14 @@ CLUSTER: Final = (
     "gpu_pool.store.requests:_insert_held:before",
     "gpu_pool.store.requests:decide:after",
     "gpu_pool.store.leases:bind_process:after",
-    "gpu_pool.pool.pool:Pool.launch:before",
+    "gpu_pool.pool.pool:GpuPool.launch:before",
     "gpu_pool.cluster.pod_builder:PodBuilder.of:after",
     "gpu_pool.cluster.kernel_pods:KernelPods._create:before",
     "gpu_pool.cluster.kernel_pods:KernelPods._create:after",
     "gpu_pool.cluster.kernel_pods:KernelPods.launch:after",
-    "gpu_pool.pool.pool:Pool.launch:after",
-    "gpu_pool.pool.pool:Pool.pod:before",
-    "gpu_pool.pool.pool:Pool.pod:after",
+    "gpu_pool.pool.pool:GpuPool.launch:after",
+    "gpu_pool.pool.pool:GpuPool.pod:before",
+    "gpu_pool.pool.pool:GpuPool.pod:after",
 )
 #: The same where it gets its slice as another kernel ends,
 GRANT: Final = (

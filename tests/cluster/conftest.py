@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.cluster.settings import ClusterTimes
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
@@ -39,7 +39,7 @@ def times() -> ClusterTimes:
 
 
 @pytest.fixture
-async def pool(fake: FakeKubernetes, times: ClusterTimes, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(fake: FakeKubernetes, times: ClusterTimes, tmp_path: Path) -> AsyncIterator[GpuPool]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with cluster_pool(tmp_path / "store.db", config, HUB, times=times) as pool:
         yield pool

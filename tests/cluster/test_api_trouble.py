@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.cluster.kept_objects import LeasePods
 from gpu_pool.cluster.settings import ClusterTimes
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import LeaseGone, LeaseState, NotAllowed, PodPhase, PoolUnreachable
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import (
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("second_node")
 HUB = "hub"
 
 
-async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     fake.cut()
     fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
@@ -40,7 +40,7 @@ async def test_a_watch_that_is_cut_goes_on_where_it_was(pool: Pool, fake: FakeKu
 
 
 async def test_where_the_place_is_forgotten_all_is_listed_again_and_nothing_is_missed(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     kept, deleted = await start(pool, fake), await start(pool, fake)
     await fake.stop()
@@ -69,7 +69,7 @@ class Listing:
 
 
 async def test_a_kernel_that_is_started_while_all_is_listed_again_is_not_taken_for_deleted(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease, listing = await held(pool), Listing(fake)
     fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
@@ -84,7 +84,7 @@ async def test_a_kernel_that_is_started_while_all_is_listed_again_is_not_taken_f
 
 
 async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     """As where the answer to a write comes after the object's end."""
     listing = Listing(fake)
@@ -99,7 +99,7 @@ async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
 
 
 async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease = await start(pool, fake)
     await fake.stop()
@@ -113,7 +113,7 @@ async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
 
 
 async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease = await held(pool)
     await fake.stop()
@@ -127,7 +127,7 @@ async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
 
 
 @pytest.mark.parametrize("times", [ClusterTimes(retried_for=0.0)])
-async def test_what_is_away_for_long_is_told(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_what_is_away_for_long_is_told(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await held(pool)
     await fake.stop()
     with pytest.raises(PoolUnreachable, match="does not answer at the moment.*Your slice is kept"):
@@ -136,7 +136,7 @@ async def test_what_is_away_for_long_is_told(pool: Pool, fake: FakeKubernetes) -
     await pool.launch(lease.id, command())
 
 
-async def test_an_answer_that_was_lost_makes_no_second_pod(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_an_answer_that_was_lost_makes_no_second_pod(pool: GpuPool, fake: FakeKubernetes) -> None:
     lost = iter([True])
 
     def lose(method: str, kind: str) -> Any:
@@ -170,7 +170,7 @@ async def test_a_pod_of_the_same_name_that_nobody_has_seen_yet_is_found(
 
 
 async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
-    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: GpuPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = 'pods "x" is forbidden: exceeded quota: students'
     fake.before_write = lambda method, kind: trouble(403, "Forbidden", words) if method == "POST" else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, Holder, Lease, LeaseState, NeverFits, parse_request
 from support.clusters import plain
 from support.fake_kubernetes import FakeKubernetes
@@ -35,11 +35,11 @@ def silent() -> dict[str, Any]:
     return found
 
 
-async def asked(pool: Pool) -> Lease:
+async def asked(pool: GpuPool) -> Lease:
     return await pool.request(parse_request("2%"), Holder("ada"), key())
 
 
-async def until_away(pool: Pool, *, away: bool) -> None:
+async def until_away(pool: GpuPool, *, away: bool) -> None:
     async def is_so() -> bool:
         (status,) = (await pool.status()).devices
         return status.drained is away
@@ -47,7 +47,7 @@ async def until_away(pool: Pool, *, away: bool) -> None:
     await eventually(is_so)
 
 
-async def test_whoever_asks_meanwhile_waits_and_is_told_for_what(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_whoever_asks_meanwhile_waits_and_is_told_for_what(pool: GpuPool, fake: FakeKubernetes) -> None:
     kernel = await start(pool, fake)
     held = await asked(pool)
     fake.put("nodes", silent())
@@ -111,7 +111,7 @@ async def test_who_waits_for_what_another_node_has_is_not_refused(
 
 
 async def test_who_asks_as_soon_as_another_node_has_come_is_not_refused(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     fake.remove("nodes", "n1")
     await until(lambda: not backend_of(pool).view.devices())

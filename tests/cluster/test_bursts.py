@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster.settings import ClusterTimes
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import backend_of, command, held, running
@@ -16,7 +16,7 @@ from support.pools import eventually, take, until
 
 
 async def test_of_many_requests_at_once_few_are_before_the_store(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: GpuPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look, now, most = pool.backend.adapt, 0, 0
 
@@ -37,7 +37,7 @@ async def test_of_many_requests_at_once_few_are_before_the_store(
 
 @pytest.mark.parametrize("times", [ClusterTimes(placed_within=0.0)])  # nothing places them here
 async def test_of_many_kernels_at_once_no_pod_waits_long_for_its_secret(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     leases = [await held(pool) for _ in range(40)]
     await asyncio.gather(*(pool.launch(lease.id, command()) for lease in leases))
@@ -50,7 +50,7 @@ async def test_of_many_kernels_at_once_no_pod_waits_long_for_its_secret(
 
 
 async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     fake.before_write = lambda *_: trouble(503, "ServiceUnavailable", "too many")
     lease = await held(pool)
@@ -68,7 +68,7 @@ async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
 
 @pytest.mark.parametrize("times", [ClusterTimes(placed_within=0.0)])  # nothing places them here
 async def test_many_kernels_that_are_evicted_at_once_take_few_looks_at_the_cluster(
-    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: GpuPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leases = [(await held(pool)).id for _ in range(40)]
     pods = [f"gpu-pool-{lease}-1" for lease in leases]

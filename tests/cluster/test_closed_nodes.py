@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.cluster.dialects import Node
 from gpu_pool.cluster.nodes import closure_of, tolerations_of
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import LeaseState
 from support.clusters import hami, listed, named, node, resource_slice
 from support.fake_kubernetes import FakeKubernetes
@@ -90,7 +90,7 @@ def test_a_cordoned_node_and_one_that_is_silent_are_told_apart() -> None:
 # -- A pool ----------------------------------------------------------------
 
 
-async def test_kernels_run_on_nodes_that_are_kept_for_users(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_kernels_run_on_nodes_that_are_kept_for_users(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("nodes", tainted(USERS))
     lease = await held(pool)
     await pool.launch(lease.id, command())

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Failure, PodPhase
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import backend_of, cluster_pool, start, until_pod
@@ -26,7 +26,7 @@ def fail(fake: FakeKubernetes, lease_id: str) -> None:
     fake.change("pods", f"gpu-pool-{lease_id}-1", phase="Failed", containerStatuses=statuses)
 
 
-async def failure_of(pool: Pool, lease_id: str) -> Failure:
+async def failure_of(pool: GpuPool, lease_id: str) -> Failure:
     found: list[Failure] = []
 
     async def is_known() -> bool:
@@ -39,7 +39,7 @@ async def failure_of(pool: Pool, lease_id: str) -> Failure:
 
 
 async def test_the_last_output_of_a_kernel_are_kept_with_its_lease_and_in_the_history(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease_id = await start(pool, fake)
     fail(fake, lease_id)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Holder, Lease, LeaseState, parse_request
 from support.clusters import named, plain
 from support.fake_kubernetes import FakeKubernetes
@@ -18,7 +18,7 @@ HUB = "hub"
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(tmp_path: Path) -> AsyncIterator[GpuPool]:
     fake = FakeKubernetes()
     await fake.start()
     fake.put("nodes", plain("n1"))
@@ -32,11 +32,11 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     await fake.stop()
 
 
-async def asked(pool: Pool, text: str) -> Lease:
+async def asked(pool: GpuPool, text: str) -> Lease:
     return await pool.request(parse_request(text), Holder("ada"), key())
 
 
-async def test_many_slices_of_one_gpu_are_granted_as_long_as_it_has_room(pool: Pool) -> None:
+async def test_many_slices_of_one_gpu_are_granted_as_long_as_it_has_room(pool: GpuPool) -> None:
     for text in ("2%", "2%", "1GiB", "50%"):
         lease = await asked(pool, text)
         assert lease.state is LeaseState.HELD
@@ -44,7 +44,7 @@ async def test_many_slices_of_one_gpu_are_granted_as_long_as_it_has_room(pool: P
     assert (await asked(pool, "50%")).state is LeaseState.WAITING
 
 
-async def test_a_whole_gpu_waits_until_nobody_shares_it(pool: Pool) -> None:
+async def test_a_whole_gpu_waits_until_nobody_shares_it(pool: GpuPool) -> None:
     part = await asked(pool, "2%")
     whole = await asked(pool, "1")
     assert whole.state is LeaseState.WAITING

@@ -12,7 +12,7 @@ import pytest
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.manifests import COMPONENT
 from gpu_pool.cluster.pod_starts import KueuePositions
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import (
     BadRequest,
     EndReason,
@@ -66,17 +66,17 @@ def serve(fake: FakeKubernetes, *versions: str) -> None:
 
 
 @pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[GpuPool]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with cluster_pool(tmp_path / "store.db", config, HUB, kueue=True, named={"ml": {}}) as pool:
         yield pool
 
 
-async def ask(pool: Pool, text: str = "50%", course: str | None = "ml") -> Lease:
+async def ask(pool: GpuPool, text: str = "50%", course: str | None = "ml") -> Lease:
     return await pool.request(parse_request(text), Holder("ada", course), key())
 
 
-async def queued(pool: Pool, text: str = "50%") -> tuple[Lease, KernelPod]:
+async def queued(pool: GpuPool, text: str = "50%") -> tuple[Lease, KernelPod]:
     """Return a lease whose kernel waits in Kueue's queue."""
     lease = await ask(pool, text)
     return lease, await pool.launch(lease.id, command())
@@ -101,7 +101,7 @@ def say(fake: FakeKubernetes, lease: Lease, kind: str, status: str, message: str
     )
 
 
-async def until_state(pool: Pool, lease: Lease, state: LeaseState) -> Lease:
+async def until_state(pool: GpuPool, lease: Lease, state: LeaseState) -> Lease:
     async def is_so() -> bool:
         return (await pool.get_lease(lease.id)).state is state
 
@@ -110,7 +110,7 @@ async def until_state(pool: Pool, lease: Lease, state: LeaseState) -> Lease:
 
 
 async def test_a_pod_is_made_at_once_and_its_lease_waits_while_kueue_says_why(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     """Three halves of one GPU: how many fit at once is not the pool's affair."""
     leases = [await queued(pool) for _ in range(3)]
@@ -138,7 +138,7 @@ async def test_a_pod_is_made_at_once_and_its_lease_waits_while_kueue_says_why(
 
 
 async def test_who_waits_is_told_the_place_where_kueue_tells_it(
-    pool: Pool, fake: FakeKubernetes, version: str
+    pool: GpuPool, fake: FakeKubernetes, version: str
 ) -> None:
     lease, _ = await queued(pool)
     uid = fake.get("pods", name_of(lease))["metadata"]["uid"]
@@ -156,7 +156,7 @@ async def test_who_waits_is_told_the_place_where_kueue_tells_it(
 
 
 async def test_a_cluster_that_does_not_tell_positions_tells_the_rest(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease, _ = await queued(pool)
     await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).look()
@@ -184,7 +184,7 @@ async def test_a_service_that_could_not_read_kueues_objects_does_not_begin(
             pass
 
 
-async def test_the_time_in_kueues_queue_is_not_counted(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_the_time_in_kueues_queue_is_not_counted(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease, _ = await queued(pool)
     assert (await until_state(pool, lease, LeaseState.PARKED)).held_at is None
     before = time.time()
@@ -194,7 +194,9 @@ async def test_the_time_in_kueues_queue_is_not_counted(pool: Pool, fake: FakeKub
     assert held.held_at >= before
 
 
-async def test_a_kernel_that_kueue_evicts_ends_its_lease_in_words(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_kernel_that_kueue_evicts_ends_its_lease_in_words(
+    pool: GpuPool, fake: FakeKubernetes
+) -> None:
     lease, _ = await queued(pool)
     admit(fake, lease)
     fake.run(name_of(lease))
@@ -213,13 +215,13 @@ async def test_a_kernel_that_kueue_evicts_ends_its_lease_in_words(pool: Pool, fa
     assert (await pool.get_lease(lease.id)).end_reason is EndReason.TAKEN
 
 
-async def test_whoever_gives_up_leaves_kueues_queue(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_whoever_gives_up_leaves_kueues_queue(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease, _ = await queued(pool)
     await pool.release(lease.id)
     await until(lambda: fake.named("pods") == ["jupyter-ada"])
 
 
-async def test_the_same_launch_finds_the_pod_that_waits(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_the_same_launch_finds_the_pod_that_waits(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease, kernel = await ask(pool), command()
     first = await pool.launch(lease.id, kernel)
     await until_state(pool, lease, LeaseState.PARKED)
@@ -241,18 +243,18 @@ async def test_a_service_that_comes_back_finds_who_was_admitted_meanwhile(
         assert (await pool.pod(waits.id)).phase is PodPhase.QUEUED
 
 
-async def test_who_names_no_course_has_no_queue(pool: Pool) -> None:
+async def test_who_names_no_course_has_no_queue(pool: GpuPool) -> None:
     with pytest.raises(NotAllowed, match="queues kernels by course"):
         await ask(pool, course=None)
 
 
-async def test_what_no_machine_has_is_refused_and_not_queued(pool: Pool) -> None:
+async def test_what_no_machine_has_is_refused_and_not_queued(pool: GpuPool) -> None:
     with pytest.raises(NeverFits, match="no node has more than 1"):
         await ask(pool, "2")
 
 
 async def test_of_several_kinds_the_one_that_was_granted_is_asked_for(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     fake.put("nodes", hami("n2", gpus=2, model=A100, memory=40960))
 
@@ -269,7 +271,7 @@ async def test_of_several_kinds_the_one_that_was_granted_is_asked_for(
     assert annotations["nvidia.com/use-gputype"] == f"NVIDIA-{V100}"
 
 
-async def test_a_home_on_one_machine_keeps_its_kernel_there(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_home_on_one_machine_keeps_its_kernel_there(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("pods", notebook("bob", HUB, node="n1"))
     await until(lambda: backend_of(pool).view.notebook("bob", ""))

@@ -10,7 +10,7 @@ from traitlets import TraitError
 
 from gpu_pool.cluster.notebooks import in_any
 from gpu_pool.cluster.settings import KubernetesSettings
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import LeaseGone, NotAllowed
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
@@ -29,14 +29,14 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
 
 
 @pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[GpuPool]:
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     more = ["course-{course}"]
     async with cluster_pool(tmp_path / "store.db", config, "hub", more_namespaces=more) as pool:
         yield pool
 
 
-async def test_a_kernel_is_in_the_namespace_of_its_notebook(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_kernel_is_in_the_namespace_of_its_notebook(pool: GpuPool, fake: FakeKubernetes) -> None:
     for user, namespace in (("ada", "hub"), ("bob", "course-ml")):
         lease = await held(pool, user=user)
         await pool.launch(lease.id, command())
@@ -49,7 +49,7 @@ async def test_a_kernel_is_in_the_namespace_of_its_notebook(pool: Pool, fake: Fa
         await until(lambda name=name: name not in fake.named("pods"))  # type: ignore[misc]
 
 
-async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await held(pool, user="bob")
     await pool.launch(lease.id, command())
     fake.remove("pods", "jupyter-bob")
@@ -58,14 +58,14 @@ async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: Pool, fake: FakeK
     await until(lambda: fake.named("pods") == ["jupyter-ada", "jupyter-eve"])
 
 
-async def test_a_pod_of_another_namespace_is_nobodys_notebook(pool: Pool) -> None:
+async def test_a_pod_of_another_namespace_is_nobodys_notebook(pool: GpuPool) -> None:
     lease = await held(pool, user="eve")
     with pytest.raises(NotAllowed, match=r"does not run in hub or course-\{course\}"):
         await pool.launch(lease.id, command())
 
 
 async def test_the_server_that_was_started_elsewhere_meanwhile_is_the_one(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     fake.put("pods", notebook("bob", "hub", node="n1"))
     ending = notebook("bob", "course-ml", node="n1")

@@ -11,7 +11,7 @@ import pytest
 from gpu_pool.cluster.dialects.hami import Hami
 from gpu_pool.cluster.pod_builder import is_placed
 from gpu_pool.cluster.settings import ClusterTimes
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Lease, PoolUnreachable
 from support.clusters import plain
 from support.fake_kubernetes import FakeKubernetes, trouble
@@ -26,13 +26,13 @@ def pods(fake: FakeKubernetes) -> list[str]:
     return [name for name in fake.named("pods") if name != "jupyter-ada"]
 
 
-async def launching(pool: Pool, count: int) -> tuple[list[Lease], list[asyncio.Task[object]]]:
+async def launching(pool: GpuPool, count: int) -> tuple[list[Lease], list[asyncio.Task[object]]]:
     leases = [await held(pool) for _ in range(count)]
     return leases, [asyncio.ensure_future(pool.launch(each.id, command())) for each in leases]
 
 
 @pytest.mark.parametrize("times", [ClusterTimes(placed_within=600.0)])
-async def test_the_next_pod_is_created_when_one_has_its_gpu(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_the_next_pod_is_created_when_one_has_its_gpu(pool: GpuPool, fake: FakeKubernetes) -> None:
     _, tasks = await launching(pool, AT_ONCE + 2)
     await until(lambda: sum(task.done() for task in tasks) == AT_ONCE)
     first, second = pods(fake)[:2]
@@ -44,7 +44,7 @@ async def test_the_next_pod_is_created_when_one_has_its_gpu(pool: Pool, fake: Fa
 
 @pytest.mark.parametrize("times", [ClusterTimes(placed_within=0.2)])
 async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     _, tasks = await launching(pool, 2 * AT_ONCE + 1)
     await asyncio.wait_for(asyncio.gather(*tasks), 120)
@@ -52,7 +52,9 @@ async def test_a_pod_that_is_not_placed_keeps_the_others_back_for_a_while_only(
 
 
 @pytest.mark.parametrize("times", [ClusterTimes(slot_within=0.1)])
-async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(
+    pool: GpuPool, fake: FakeKubernetes
+) -> None:
     leases, tasks = await launching(pool, AT_ONCE + 1)
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     (late,) = (lease for lease, answer in zip(leases, answers, strict=True) if isinstance(answer, Exception))
@@ -63,7 +65,7 @@ async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(pool: Pool, fa
     await pool.launch(late.id, command())
 
 
-async def test_what_is_refused_keeps_nobody_back(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_what_is_refused_keeps_nobody_back(pool: GpuPool, fake: FakeKubernetes) -> None:
     def refuse(method: str, _: str) -> Any:
         return trouble(403, "Forbidden", "exceeded quota") if method == "POST" else None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster import pod_starts
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, LeaseGone, LeaseState, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import backend_of, cluster_pool, command, held, running, running_no_more, until_pod
@@ -25,7 +25,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pod_starts, name, seconds)
 
 
-async def launched(pool: Pool) -> str:
+async def launched(pool: GpuPool) -> str:
     """Launch a kernel, and return its lease's id."""
     lease = await held(pool)
     await pool.launch(lease.id, command())
@@ -47,7 +47,7 @@ def creating(fake: FakeKubernetes, pod: str) -> None:
 
 
 async def test_what_events_say_is_told_to_the_student_in_words_and_to_the_log_as_it_is(
-    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: GpuPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await launched(pool)
     pod = f"gpu-pool-{lease}-1"
@@ -68,7 +68,7 @@ async def test_what_events_say_is_told_to_the_student_in_words_and_to_the_log_as
     assert (await running(pool, lease)).message == ""
 
 
-async def test_while_nothing_starts_no_event_is_asked_for(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_while_nothing_starts_no_event_is_asked_for(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await launched(pool)
     fake.run(f"gpu-pool-{lease}-1")
     await running(pool, lease)
@@ -79,7 +79,7 @@ async def test_while_nothing_starts_no_event_is_asked_for(pool: Pool, fake: Fake
 
 
 async def test_without_the_right_to_read_events_kernels_start_all_the_same(
-    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: GpuPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(kind: str) -> Any:
         return trouble(403, "Forbidden", "events is forbidden") if kind == "events" else None
@@ -126,7 +126,7 @@ def refuse(fake: FakeKubernetes, pod: str) -> None:
 
 
 async def test_a_pod_that_its_machine_refuses_for_the_moment_is_made_again(
-    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: GpuPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await launched(pool)
     seen: list[str] = []
@@ -165,7 +165,7 @@ _REFUSED = {"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": "no r
 
 
 async def test_a_kernel_that_is_ended_while_its_pod_is_made_again_leaves_none(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease = await launched(pool)
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_pool.audit.callers import Caller
 from gpu_pool.cluster import pod_builder
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import (
     BadRequest,
     EndReason,
@@ -49,7 +49,7 @@ HUB = "hub"
 # -- GPUs ------------------------------------------------------------------
 
 
-async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them(pool: Pool) -> None:
+async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them(pool: GpuPool) -> None:
     devices = [each.device for each in (await pool.status()).devices]
     assert [(each.node, each.uuid, each.memory_mib) for each in devices] == [
         ("n1", "GPU-n1-0", 32768),
@@ -63,7 +63,7 @@ async def test_the_devices_are_those_of_the_nodes_and_leases_say_what_holds_them
     assert (await pool.get_lease(waiting[-1])).terms.in_pod
 
 
-async def test_what_others_have_is_not_granted(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_what_others_have_is_not_granted(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("pods", foreign("server", "n1"))
     await until_free(pool, 0, 1000)
     lease = await held(pool, "60%")
@@ -74,7 +74,7 @@ async def test_what_others_have_is_not_granted(pool: Pool, fake: FakeKubernetes)
     assert (await pool.wait(waiting, 30)).slices[0].device.node == "n1"
 
 
-async def test_a_pod_that_waits_or_has_finished_holds_nothing(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_pod_that_waits_or_has_finished_holds_nothing(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("pods", foreign("runs", "n1", milli=500))
     await until_free(pool, 500, 1000)
     fake.put("pods", foreign("waits", ""))
@@ -82,7 +82,7 @@ async def test_a_pod_that_waits_or_has_finished_holds_nothing(pool: Pool, fake: 
     await until_free(pool, 1000, 1000)
 
 
-async def test_the_pods_of_leases_are_counted_once(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_the_pods_of_leases_are_counted_once(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     fake.put("nodes", hami("n3"))
     await until_free(pool, 980, 1000, 1000)
@@ -91,7 +91,7 @@ async def test_the_pods_of_leases_are_counted_once(pool: Pool, fake: FakeKuberne
 
 
 async def test_a_cordoned_node_grants_nothing_more_and_keeps_what_it_has(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease = await held(pool)
     fake.put("nodes", _cordoned("n1"))
@@ -103,7 +103,7 @@ async def test_a_cordoned_node_grants_nothing_more_and_keeps_what_it_has(
 
 
 async def test_a_node_that_does_not_answer_for_a_moment_ends_nothing(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease = await start(pool, fake)
     fake.change("nodes", "n1", conditions=[{"type": "Ready", "status": "Unknown"}])
@@ -118,7 +118,7 @@ async def test_a_node_that_does_not_answer_for_a_moment_ends_nothing(
     assert (await pool.pod(lease)).message == ""
 
 
-async def test_a_node_that_is_gone_takes_its_kernels_along(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_node_that_is_gone_takes_its_kernels_along(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     fake.remove("nodes", "n1")
     with pytest.raises(LeaseGone, match="Its machine is gone"):
@@ -128,7 +128,7 @@ async def test_a_node_that_is_gone_takes_its_kernels_along(pool: Pool, fake: Fak
 
 
 async def test_a_slice_whose_node_is_gone_is_gone_before_a_kernel_was_there(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease = await held(pool)
     fake.remove("nodes", "n1")
@@ -141,7 +141,7 @@ async def test_a_slice_whose_node_is_gone_is_gone_before_a_kernel_was_there(
     assert (ended.end_reason, ended.notice) == (EndReason.DEVICE_LOST, "Its machine is gone.")
 
 
-async def test_several_gpus_are_of_one_node(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_several_gpus_are_of_one_node(pool: GpuPool, fake: FakeKubernetes) -> None:
     with pytest.raises(NeverFits, match="no node has more than 1"):
         await held(pool, "2")
     fake.put("nodes", hami("n2", gpus=2))
@@ -151,7 +151,7 @@ async def test_several_gpus_are_of_one_node(pool: Pool, fake: FakeKubernetes) ->
 
 
 async def test_steady_state_lists_nothing_and_a_grant_writes_two_objects(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lists = fake.asked("LIST", "pods"), fake.asked("LIST", "nodes")
     assert lists == (1, 1)
@@ -163,7 +163,7 @@ async def test_steady_state_lists_nothing_and_a_grant_writes_two_objects(
     assert (fake.asked("LIST", "pods"), fake.asked("LIST", "nodes")) == lists
 
 
-async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("nodes", hami("n1", gpus=2))
     await until_free(pool, 1000, 1000, 1000)
     await held(pool, "1")
@@ -179,7 +179,7 @@ async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: Pool, fake: FakeKub
 
 @pytest.mark.parametrize("refusal", [PoolUnreachable("The cluster is away."), NeverFits("No node has it.")])
 async def test_a_repeated_request_is_answered_whatever_the_cluster_has_for_a_new_one(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+    pool: GpuPool, monkeypatch: pytest.MonkeyPatch, refusal: Exception
 ) -> None:
     lease_id = await take(pool, "50%", "key")
 
@@ -193,7 +193,7 @@ async def test_a_repeated_request_is_answered_whatever_the_cluster_has_for_a_new
     assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
-async def test_a_kernel_is_started_on_a_held_lease_alone(pool: Pool) -> None:
+async def test_a_kernel_is_started_on_a_held_lease_alone(pool: GpuPool) -> None:
     lease = await held(pool, "1")
     await held(pool, "1")
     waiting = await take(pool, "1", "third")
@@ -207,7 +207,7 @@ async def test_a_kernel_is_started_on_a_held_lease_alone(pool: Pool) -> None:
             await asked
 
 
-async def test_whoever_has_no_server_here_gets_no_pod(pool: Pool) -> None:
+async def test_whoever_has_no_server_here_gets_no_pod(pool: GpuPool) -> None:
     lease = await held(pool, user="bob")
     with pytest.raises(NotAllowed, match="default server of 'bob' does not run in hub"):
         await pool.launch(lease.id, command())
@@ -217,7 +217,7 @@ async def test_whoever_has_no_server_here_gets_no_pod(pool: Pool) -> None:
         await pool.for_caller(caller).launch(another.id, command())
 
 
-async def test_the_slice_of_a_kernel_stays_as_it_is(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_the_slice_of_a_kernel_stays_as_it_is(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     with pytest.raises(NotAllowed, match="cannot be lent"):
         await pool.park(lease)
@@ -228,13 +228,13 @@ async def test_the_slice_of_a_kernel_stays_as_it_is(pool: Pool, fake: FakeKubern
 
 
 async def test_a_lease_whose_kernel_is_launched_needs_no_process_here(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease = await start(pool, fake)
     assert (await pool.get_lease(lease)).process is not None
 
 
-async def test_a_home_on_one_node_is_where_its_kernels_are(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_home_on_one_node_is_where_its_kernels_are(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("pods", notebook("bob", HUB, node="n2"))
     await until(lambda: backend_of(pool).view.notebook("bob", ""))
@@ -262,7 +262,7 @@ async def test_a_home_on_one_node_is_where_its_kernels_are(pool: Pool, fake: Fak
     ],
 )
 async def test_a_home_is_where_its_claim_lets_it_be(
-    pool: Pool, fake: FakeKubernetes, modes: list[str], anywhere: bool
+    pool: GpuPool, fake: FakeKubernetes, modes: list[str], anywhere: bool
 ) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB) | {"spec": {"accessModes": modes}})
     fake.put("nodes", hami("n3", gpus=0))
@@ -276,7 +276,7 @@ async def test_a_home_is_where_its_claim_lets_it_be(
 
 
 async def test_a_claim_that_is_made_anew_counts_as_it_is_now(
-    pool: Pool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+    pool: GpuPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("nodes", hami("n3", gpus=0))
@@ -292,7 +292,7 @@ async def test_a_claim_that_is_made_anew_counts_as_it_is_now(
 
 
 async def test_a_home_for_one_pod_is_refused_before_a_pod_would_wait_for_ever(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOncePod"))
     fake.put("pods", notebook("bob", HUB, node="n1"))
@@ -302,7 +302,7 @@ async def test_a_home_for_one_pod_is_refused_before_a_pod_would_wait_for_ever(
     assert [each for each in fake.named("pods") if each.startswith("gpu-pool")] == []
 
 
-async def test_a_server_that_is_stopped_ends_its_kernels(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_server_that_is_stopped_ends_its_kernels(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await start(pool, fake)
     fake.remove("pods", "jupyter-ada")
     with pytest.raises(LeaseGone, match="Your notebook server was stopped"):
@@ -312,7 +312,7 @@ async def test_a_server_that_is_stopped_ends_its_kernels(pool: Pool, fake: FakeK
 
 
 async def test_the_pods_of_another_pool_are_left_alone(
-    pool: Pool, fake: FakeKubernetes, tmp_path: Path
+    pool: GpuPool, fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     lease = await start(pool, fake)
     config = tmp_path / "kubeconfig"
@@ -322,7 +322,7 @@ async def test_the_pods_of_another_pool_are_left_alone(
     assert fake.asked("DELETE", "pods") == 0
 
 
-async def until_drained(pool: Pool, node: str, *, drained: bool) -> None:
+async def until_drained(pool: GpuPool, node: str, *, drained: bool) -> None:
     async def is_so() -> bool:
         return {s.drained for s in (await pool.status()).devices if s.device.node == node} == {drained}
 
@@ -336,7 +336,7 @@ def _cordoned(name: str) -> dict[str, Any]:
 
 
 async def test_what_the_cluster_rounds_up_is_counted_as_it_is_granted(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease = await held(pool, "2.5%")
     assert str(lease.request) == "3%"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.metrics import Metrics
 from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, parse_request
 from support.fake_kubernetes import FakeKubernetes
@@ -27,7 +27,7 @@ async def test_looking_at_a_pool_ends_no_kernel_and_grants_nothing(
         await _look_at_all(pool, fake, tmp_path / "store.db")
 
 
-async def _look_at_all(pool: Pool, fake: FakeKubernetes, store: Path) -> None:
+async def _look_at_all(pool: GpuPool, fake: FakeKubernetes, store: Path) -> None:
     lease = await start(pool, fake)
     waits = await take(pool, "1", "waits")
     await pool.renew(lease, 0)

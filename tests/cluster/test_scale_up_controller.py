@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Holder, LeaseState, NeverFits, parse_request
 from support.clusters import hami, node
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
@@ -52,7 +52,7 @@ def _made(found: dict[str, Any], *, ago: float) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def pool_of(fake: FakeKubernetes, folder: Path, **group: Any) -> AsyncIterator[Pool]:
+async def pool_of(fake: FakeKubernetes, folder: Path, **group: Any) -> AsyncIterator[GpuPool]:
     """Serve the cluster with a group of nodes that can grow from none."""
     example = folder / "node.json"
     example.write_text(json.dumps({"kind": "Node", **of_group("old")}))
@@ -63,7 +63,7 @@ async def pool_of(fake: FakeKubernetes, folder: Path, **group: Any) -> AsyncIter
 
 
 @pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[GpuPool]:
     async with pool_of(fake, tmp_path) as pool:
         yield pool
 
@@ -72,14 +72,14 @@ def placeholders(fake: FakeKubernetes) -> list[str]:
     return [name for name in fake.named("pods") if name.startswith("gpu-pool-node-")]
 
 
-async def until_told(pool: Pool, lease_id: str, words: str) -> None:
+async def until_told(pool: GpuPool, lease_id: str, words: str) -> None:
     async def is_so() -> bool:
         return words in (await pool.explain(lease_id)).why
 
     await eventually(is_so)
 
 
-async def test_a_node_is_asked_for_and_used_once_it_has_come(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_node_is_asked_for_and_used_once_it_has_come(pool: GpuPool, fake: FakeKubernetes) -> None:
     waiting = await take(pool, "2%", "first", ADA)
     assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
     await until(lambda: len(placeholders(fake)) == 1)
@@ -111,7 +111,7 @@ async def test_a_node_that_came_is_how_long_the_next_takes(fake: FakeKubernetes,
 
 
 async def test_what_could_be_there_is_shown_closed_and_goes_when_the_node_is_there(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     (device,) = (await pool.status()).devices
     assert (device.device.node, device.drained, device.free_milli) == ("v100/new", True, 0)
@@ -127,14 +127,14 @@ async def test_what_could_be_there_is_shown_closed_and_goes_when_the_node_is_the
 
 
 async def test_what_no_node_of_the_group_could_hold_is_refused_at_once(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     with pytest.raises(NeverFits):
         await take(pool, "2", "first", ADA)
     assert placeholders(fake) == []
 
 
-async def test_no_more_nodes_than_the_group_may_have(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_no_more_nodes_than_the_group_may_have(pool: GpuPool, fake: FakeKubernetes) -> None:
     leases = [await take(pool, "1", f"key-{number}", ADA) for number in range(4)]
     await until(lambda: len(placeholders(fake)) == 2)
     for number in (1, 2):
@@ -147,7 +147,7 @@ async def test_no_more_nodes_than_the_group_may_have(pool: Pool, fake: FakeKuber
     assert (await pool.wait(leases[2], 60)).slices[0].device.node == "new-1"
 
 
-async def test_who_leaves_the_line_asks_for_no_node_any_more(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_who_leaves_the_line_asks_for_no_node_any_more(pool: GpuPool, fake: FakeKubernetes) -> None:
     waiting = await take(pool, "2%", "first", ADA)
     await until(lambda: len(placeholders(fake)) == 1)
     await pool.release(waiting)
@@ -169,7 +169,7 @@ async def test_a_service_that_starts_anew_asks_for_no_second_node(
 
 
 async def test_a_group_that_does_not_grow_is_told_to_the_student_and_the_administrator(
-    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: GpuPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.pages[f"/api/v1/namespaces/{HUB}/events"] = {
         "items": [
@@ -200,7 +200,7 @@ async def test_a_start_that_is_late_is_told(fake: FakeKubernetes, tmp_path: Path
 
 
 async def test_without_the_right_to_read_events_the_node_is_asked_for_all_the_same(
-    pool: Pool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
+    pool: GpuPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "events" else None
     waiting = await take(pool, "2%", "first", ADA)
@@ -209,7 +209,7 @@ async def test_without_the_right_to_read_events_the_node_is_asked_for_all_the_sa
 
 
 async def test_a_node_of_a_group_that_is_away_may_be_replaced_and_another_may_not(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     fake.put("nodes", of_group("new-1"))
     fake.put("nodes", hami("other", gpus=2))
@@ -227,7 +227,7 @@ async def test_a_node_of_a_group_that_is_away_may_be_replaced_and_another_may_no
     assert (await pool.get_lease(one)).state is LeaseState.WAITING
 
 
-async def test_a_kernel_is_not_moved_by_an_autoscaler(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_a_kernel_is_not_moved_by_an_autoscaler(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("nodes", of_group("new-1"))
     lease = await held(pool)
     await pool.launch(lease.id, command())

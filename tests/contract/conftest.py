@@ -11,7 +11,7 @@ import pytest
 
 from gpu_pool.audit.callers import Caller, Peer
 from gpu_pool.devices.inventory import parse_devices
-from gpu_pool.pool.pool import Pool as GpuPool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Device, Pool, Process, connect
 from support.clusters import hami
 from support.fake_kubernetes import fake_kubernetes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.pool.pool import Pool as GpuPool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Pool
 from gpu_pool_client._operations import Cost, Operation
 from gpu_pool_client._pool import OPERATIONS

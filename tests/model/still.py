@@ -15,7 +15,7 @@ from gpu_pool.courses.folder import CourseFolder
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.backend import LocalBackend
 from gpu_pool.pool.core import PoolCore
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import device_table
 from gpu_pool_client import Device, PoolStatus
@@ -25,7 +25,7 @@ WALL, UPTIME = 1_900_000_000.0, 1_000_000.0
 _TIMES: Final = struct.Struct("dd")
 #: The pools of this process whose clocks stand still.
 _STILL: Final[weakref.WeakSet[PoolCore]] = weakref.WeakSet()
-_status: Final = Pool.status
+_status: Final = GpuPool.status
 
 
 class Clocks:
@@ -59,24 +59,24 @@ def stand_still(core: PoolCore, settings: PoolSettings, clock: Clock) -> PoolCor
     folder = CourseFolder(Path(settings.courses_dir), settings.courses, clock)
     core.courses = CourseAdmission(settings, folder)
     _STILL.add(core)
-    Pool.status = _status_after_a_pass  # type: ignore[method-assign]
+    GpuPool.status = _status_after_a_pass  # type: ignore[method-assign]
     return core
 
 
-async def _status_after_a_pass(pool: Pool) -> PoolStatus:
+async def _status_after_a_pass(pool: GpuPool) -> PoolStatus:
     """Tell the status to whoever asks, after a pass where it is one of those pools."""
     if pool.core in _STILL:
         await pool.core.reconciler.once()
     return await _status(pool)
 
 
-def still_pool(path: Path, settings: PoolSettings, *, owner: bool = False) -> Pool:
+def still_pool(path: Path, settings: PoolSettings, *, owner: bool = False) -> GpuPool:
     """Return an embedded pool that also has the devices that the folder of its store names."""
     named, clock = path.with_name("devices.json"), Clocks(path.with_name("clocks")).clock()
     backend = LocalBackend(path, settings, lambda: Inventory(_read_devices(named), "test"), owner=owner)
     # No card is behind these devices that could be watched over.
     backend.enforcer._watch_over = lambda: None  # type: ignore[method-assign]
-    return Pool(stand_still(PoolCore(path, backend, settings, clock), settings, clock))
+    return GpuPool(stand_still(PoolCore(path, backend, settings, clock), settings, clock))
 
 
 def _read_devices(path: Path) -> tuple[Device, ...]:

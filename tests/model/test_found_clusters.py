@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, LeaseState
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
@@ -30,19 +30,21 @@ async def fake() -> AsyncIterator[FakeKubernetes]:
 
 
 @pytest.fixture
-async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[GpuPool]:
     async with cluster_pool(tmp_path / "store.db", fake.kubeconfig(tmp_path / "kubeconfig"), HUB) as pool:
         yield pool
 
 
-async def _has_ended(pool: Pool, lease_id: str) -> None:
+async def _has_ended(pool: GpuPool, lease_id: str) -> None:
     async def is_so() -> bool:
         return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
 
     await eventually(is_so)
 
 
-async def test_what_went_with_its_node_is_given_to_nobody_who_waits(pool: Pool, fake: FakeKubernetes) -> None:
+async def test_what_went_with_its_node_is_given_to_nobody_who_waits(
+    pool: GpuPool, fake: FakeKubernetes
+) -> None:
     fake.put("nodes", hami("n3"))
     await eventually(lambda: _there(pool, 3))
     first = (await held(pool, "1 model=v100")).id
@@ -58,12 +60,12 @@ async def test_what_went_with_its_node_is_given_to_nobody_who_waits(pool: Pool, 
     assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
 
 
-async def _there(pool: Pool, devices: int) -> bool:
+async def _there(pool: GpuPool, devices: int) -> bool:
     return len((await pool.status()).devices) == devices
 
 
 async def test_a_node_that_joins_before_it_can_take_kernels_serves_nobody(
-    pool: Pool, fake: FakeKubernetes
+    pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     await held(pool, "1 model=t4")
     waiting = await take(pool, "1 model=t4", "waiting")

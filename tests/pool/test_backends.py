@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import BadRequest, LeaseState, Place, TimedOut, _pool, connect
 from support.passes import NO_PASSES
 from support.pools import held_milli, take
@@ -26,24 +26,24 @@ async def test_it_is_found_by_the_scheme_of_its_url(tmp_path: Path, monkeypatch:
     async with connect(f"racks:{tmp_path}/store.db") as pool:
         lease = await take(pool, "50%", "key")
         assert await held_milli(pool) == 500
-        assert isinstance(pool, Pool)
+        assert isinstance(pool, GpuPool)
         assert isinstance(pool.backend, RackBackend)
         assert pool.backend.bound == {lease}
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(tmp_path: Path) -> AsyncIterator[GpuPool]:
     """Racks whose pool is kept in order by the test."""
     async with open_racks(f"racks:{tmp_path}/store.db", tuning=NO_PASSES) as pool:
         yield pool
 
 
-def backend_of(pool: Pool) -> RackBackend:
+def backend_of(pool: GpuPool) -> RackBackend:
     assert isinstance(pool.backend, RackBackend)
     return pool.backend
 
 
-async def test_what_waits_in_somebody_elses_queue_holds_nothing_until_it_is_let_in(pool: Pool) -> None:
+async def test_what_waits_in_somebody_elses_queue_holds_nothing_until_it_is_let_in(pool: GpuPool) -> None:
     backend = backend_of(pool)
     backend.queue.full = "All racks are in use."
     waits = await take(pool, "1", "waits")
@@ -62,7 +62,7 @@ async def test_what_waits_in_somebody_elses_queue_holds_nothing_until_it_is_let_
     assert given_up not in backend.queue.waiting
 
 
-async def test_who_waits_there_reads_the_place_the_reason_and_the_expected_start(pool: Pool) -> None:
+async def test_who_waits_there_reads_the_place_the_reason_and_the_expected_start(pool: GpuPool) -> None:
     queue = backend_of(pool).queue
     queue.full, queue.expected_start = "All racks are in use.", time.time() + 720
     first, second = [await take(pool, "1", each) for each in ("first", "second")]
@@ -78,7 +78,7 @@ async def test_who_waits_there_reads_the_place_the_reason_and_the_expected_start
     assert await pool.resume(second) == lease
 
 
-async def test_who_has_been_let_in_waits_until_the_pool_has_seen_it(pool: Pool) -> None:
+async def test_who_has_been_let_in_waits_until_the_pool_has_seen_it(pool: GpuPool) -> None:
     queue = backend_of(pool).queue
     queue.full = "All racks are in use."
     lease = await take(pool, "1", "waits")
@@ -87,7 +87,7 @@ async def test_who_has_been_let_in_waits_until_the_pool_has_seen_it(pool: Pool) 
     assert str(await pool.explain(lease)).startswith("You wait in the queue.")
 
 
-async def test_who_waits_there_is_told_when_it_is_their_turn(pool: Pool) -> None:
+async def test_who_waits_there_is_told_when_it_is_their_turn(pool: GpuPool) -> None:
     queue = backend_of(pool).queue
     queue.full = "All racks are in use."
     lease = await take(pool, "1", "waits")
@@ -97,7 +97,7 @@ async def test_who_waits_there_is_told_when_it_is_their_turn(pool: Pool) -> None
     assert (await waiting).state is LeaseState.HELD
 
 
-async def test_what_its_holder_parks_is_not_taken_for_one_that_was_let_in(pool: Pool) -> None:
+async def test_what_its_holder_parks_is_not_taken_for_one_that_was_let_in(pool: GpuPool) -> None:
     queue = backend_of(pool).queue
     queue.full = "All racks are in use."
     lease = await take(pool, "1", "waits")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.pool.reconciler import Facts, Reconciler, Step
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
@@ -48,7 +48,7 @@ def nothing_written(path: Path) -> Iterator[None]:
         assert version() == before
 
 
-async def read_all(pool: Pool, *leases: str) -> None:
+async def read_all(pool: GpuPool, *leases: str) -> None:
     """Ask all that can be asked without changing anything."""
     await pool.status()
     await pool.history()

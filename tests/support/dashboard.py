@@ -23,7 +23,7 @@ from tornado.web import Application
 import gpu_pool.service.dashboard
 from gpu_pool.audit.callers import Caller
 from gpu_pool.courses import SHARED_FOLDERS, Courses, parse_course
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.browsers import Shared
 from gpu_pool.service.class_simulations import SimulationLimits
 from gpu_pool.service.connections import ConnectionLimits
@@ -74,7 +74,7 @@ class CallerOfCookie:
 class Site:
     """A dashboard that is served, and the pool behind it."""
 
-    pool: Pool
+    pool: GpuPool
     url: str
     dashboard: Dashboard
     store: Path

@@ -15,7 +15,7 @@ import zmq
 from gpu_pool.cluster.backend import ClusterBackend, open_cluster
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import Courses
-from gpu_pool.pool.pool import Pool as GpuPool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import (

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.embedded.pool import open_embedded
-from gpu_pool.pool.pool import Pool as GpuPool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import (
     Activity,
     BadRequest,

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import local_pool
-from gpu_pool.pool.pool import Pool as GpuPool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, Holder, Pool, Process, parse_request
 

@@ -11,7 +11,7 @@ from gpu_pool.devices import Inventory
 from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Observed
 from gpu_pool.pool.core import PoolCore
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool_client import Device, Holder, Lease, LeaseState, Place, Process, SliceRequest
@@ -90,7 +90,7 @@ class RackBackend(Backend):
         pass
 
 
-def open_racks(url: str, **settings: object) -> Pool:
+def open_racks(url: str, **settings: object) -> GpuPool:
     """Return the pool at ``racks:PATH``, as the entry point of such a package does."""
     path, chosen = Path(url.removeprefix("racks:")), PoolSettings(courses={"cs101": {}}, **settings)
-    return Pool(PoolCore(path, RackBackend(), chosen))
+    return GpuPool(PoolCore(path, RackBackend(), chosen))

@@ -25,7 +25,7 @@ from typing import Any
 from gpu_pool.cluster.backend import open_cluster
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import Courses
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.settings import PoolSettings
@@ -121,7 +121,7 @@ def _fill(cluster: Cluster, users: int) -> None:
 
 
 @asynccontextmanager
-async def pool_of(school: School, store: Path) -> AsyncIterator[Pool]:
+async def pool_of(school: School, store: Path) -> AsyncIterator[GpuPool]:
     """Serve the school's cluster within this process, with the service's own loop over its leases."""
     settings = PoolSettings(max_waiting=100_000)
     # A node has as much memory as four hundred such kernels need.
@@ -137,7 +137,7 @@ async def pool_of(school: School, store: Path) -> AsyncIterator[Pool]:
                 await looking
 
 
-async def kernel(pool: Pool, user: str, key: str) -> tuple[str, Times]:
+async def kernel(pool: GpuPool, user: str, key: str) -> tuple[str, Times]:
     """Ask for a slice, start a kernel on it, and wait until it runs, as a notebook server does."""
     asked = time.monotonic()
     lease = await pool.request(SIZE, Holder(user), key)
@@ -150,13 +150,13 @@ async def kernel(pool: Pool, user: str, key: str) -> tuple[str, Times]:
     return lease.id, Times(asked, granted, handed_over, time.monotonic())
 
 
-async def burst(pool: Pool, school: School, count: int, name: str) -> dict[str, Times]:
+async def burst(pool: GpuPool, school: School, count: int, name: str) -> dict[str, Times]:
     """Ask for so many kernels at once; return when each was where, by its lease, once all run."""
     asked = (kernel(pool, f"user-{n % school.users}", f"{name}-{n}") for n in range(count))
     return dict(await asyncio.gather(*asked))
 
 
-async def end_all(pool: Pool, leases: Collection[str]) -> None:
+async def end_all(pool: GpuPool, leases: Collection[str]) -> None:
     """End these kernels, and wait until the cluster has none of them."""
     every = list(leases)
     for number in range(0, len(every), 100):

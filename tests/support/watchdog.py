@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Device, EndedLease, Holder, Lease, Process, parse_request
 from support.pools import embedded
 
@@ -48,7 +48,7 @@ watchdog.stop()
 class WatchedPool:
     """A pool, the cards that the driver tells of, and the watchdog."""
 
-    pool: Pool
+    pool: GpuPool
     folder: Path
     watchdog: subprocess.Popen[str]
 

@@ -30,7 +30,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Observed, PoolSide, Taken
 from gpu_pool.pool.core import PoolCore
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import leases, requests
 from gpu_pool.store.device_table import SeenFrom
@@ -366,10 +366,10 @@ async def open_cluster(
     kubernetes: KubernetesSettings,
     courses: Callable[[], Courses],
     log: logging.Logger,
-) -> Pool:
+) -> GpuPool:
     """Return the pool of the cluster that the settings name. Raises ``PoolUnreachable`` in words."""
     settings.in_pods = True
     api = await connect(kubernetes.kubeconfig, lax=kubernetes.lax_certificates)
     backend = ClusterBackend(kubernetes, settings.rules, api, courses, log)
     # Its store goes with the service's pod from one machine to another, whose uptimes say nothing.
-    return Pool(PoolCore(path, backend, settings, Clock(uptime=time.time)))
+    return GpuPool(PoolCore(path, backend, settings, Clock(uptime=time.time)))

@@ -10,7 +10,7 @@ from gpu_pool.devices import Inventory, discover
 from gpu_pool.embedded.backend import LocalBackend
 from gpu_pool.enforcement import Isolation
 from gpu_pool.pool.core import PoolCore
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool.store import files
 from gpu_pool_client import BadRequest
@@ -25,14 +25,14 @@ def local_pool(
     isolation: Isolation | None = None,
     *,
     owner: bool = False,
-) -> Pool:
+) -> GpuPool:
     """Return the pool of this machine's devices, with its store at ``path``; see :class:`LocalBackend`."""
     settings = settings or PoolSettings()
     backend = LocalBackend(path, settings, find_devices, isolation, owner=owner)
-    return Pool(PoolCore(path, backend, settings))
+    return GpuPool(PoolCore(path, backend, settings))
 
 
-def open_embedded(url: str) -> Pool:
+def open_embedded(url: str) -> GpuPool:
     """Return the pool at ``embedded:[path]``; see :func:`gpu_pool_client.connect`.
 
     For one Unix user on one machine. Several processes may open the same store; every decision is one

@@ -46,7 +46,7 @@ _AT_ONCE: Final = 32
 
 
 class PoolCore:
-    """What all share who ask one pool, whoever they are: see :class:`gpu_pool.pool.pool.Pool`.
+    """What all share who ask one pool, whoever they are: see :class:`gpu_pool.pool.pool.GpuPool`.
 
     The store at ``path`` is opened, and the devices are registered, by the first call. May be used from
     several event loops.

@@ -41,13 +41,13 @@ from gpu_pool_client import (
     NeverFits,
     NotAllowed,
     Outlook,
+    Pool,
     PoolStatus,
     PoolUnreachable,
     Process,
     SliceRequest,
     TimedOut,
 )
-from gpu_pool_client import Pool as Contract
 
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
@@ -62,7 +62,7 @@ _AT_A_TIME: Final = 250
 
 
 @final
-class Pool(Contract):
+class GpuPool(Pool):
     """Leases of slices of a backend's devices, as this process asks for them or a caller whom it serves.
 
     The store is opened, and the devices are registered, by the first call. Where the backend's devices
@@ -92,9 +92,9 @@ class Pool(Contract):
             Whether a server that was started for one course may ask in the name of others.
         """
         courses = self.core.courses
-        return PoolForCaller(Pool(self.core, caller), caller, guard, courses, other_courses=other_courses)
+        return PoolForCaller(GpuPool(self.core, caller), caller, guard, courses, other_courses=other_courses)
 
-    async def __aenter__(self) -> Pool:
+    async def __aenter__(self) -> GpuPool:
         """Open the pool: whoever owns the devices keeps it in order from now on, whoever asks or not."""
         await self.core.open()
         return self

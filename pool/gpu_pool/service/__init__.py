@@ -26,6 +26,7 @@
     dashboard       the pages
 
 Who asks is found out by one of two implementations of ``callers.Identify``: a ``Caller`` (``gpu_pool.audit``)
-for whom ``Pool.for_caller`` returns the pool in their hands. What everybody may do stands in the rows of the
-contract (``gpu_pool_client._operations``), and is decided in ``pool.for_caller``: no handler knows a rule.
+for whom ``GpuPool.for_caller`` returns the pool in their hands. What everybody may do stands in the rows of
+the contract (``gpu_pool_client._operations``), and is decided in ``pool.for_caller``: no handler knows
+a rule.
 """

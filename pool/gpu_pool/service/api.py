@@ -16,7 +16,7 @@ from pydantic_core.core_schema import TupleSchema
 from tornado.web import Application
 
 from gpu_pool.courses import CourseFolder, Courses
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service import handlers
 from gpu_pool.service.callers import Identify
 from gpu_pool.service.connections import Network
@@ -236,7 +236,7 @@ def _content(schema: Mapping[str, Any], kind: str = "application/json") -> dict[
 class ApiOptions:
     """What all applications of one service share."""
 
-    pool: Pool
+    pool: GpuPool
     served: ServedPool
     changes: LeaseChanges
     in_flight: InFlightRequests

@@ -24,7 +24,7 @@ from gpu_pool.audit import AuditLog
 from gpu_pool.courses import SHARED_FOLDERS, CourseFolder, Courses
 from gpu_pool.embedded.pool import local_pool, store_path
 from gpu_pool.plugins import needs_extra
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.api import ApiOptions, api
 from gpu_pool.service.callers import PeerIdentity
 from gpu_pool.service.connections import ConnectionLimits, read_networks
@@ -130,7 +130,7 @@ class ServeApp(ServeSettings, Program):
             await stack.enter_async_context(pool)
             await self._answer(pool, listening, stop)
 
-    async def _open_pool(self) -> Pool:
+    async def _open_pool(self) -> GpuPool:
         store = store_path(f"embedded:{self.store}")
         self._is_new = not store.exists()
         if not self.kubernetes:
@@ -154,7 +154,7 @@ class ServeApp(ServeSettings, Program):
         except BadRequest as error:
             self.log.warning("%s", error)
 
-    async def _answer(self, pool: Pool, listening: ServiceSocket, stop: asyncio.Event) -> None:
+    async def _answer(self, pool: GpuPool, listening: ServiceSocket, stop: asyncio.Event) -> None:
         heartbeats = Heartbeats(self.ttl, self.log)
         status = await pool.status()  # a store that cannot be opened is told now
         if self._is_new:  # said aloud: where the whole folder of another is lost, nothing else tells of it
@@ -195,7 +195,7 @@ class ServeApp(ServeSettings, Program):
         for task in running:
             task.cancel()
 
-    async def _forget_old(self, pool: Pool) -> None:
+    async def _forget_old(self, pool: GpuPool) -> None:
         """Keep less of what ended long ago, for as long as the service runs."""
         while True:
             try:
@@ -211,7 +211,7 @@ class ServeApp(ServeSettings, Program):
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(options.in_flight.none(), _STOP_WITHIN)
 
-    def _options(self, pool: Pool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
+    def _options(self, pool: GpuPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
         streams = EventStreams(Snapshots(pool, changes, self.log), self._limits())
         return ApiOptions(
@@ -313,7 +313,7 @@ def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], 
     return folder, folder.current
 
 
-def _metrics(pool: Pool, courses: Callable[[], Collection[str]]) -> Metrics | NotAllowed:
+def _metrics(pool: GpuPool, courses: Callable[[], Collection[str]]) -> Metrics | NotAllowed:
     try:
         return Metrics(pool, courses)
     except NotAllowed as error:  # the library comes with a JupyterHub, and most who serve a socket need none

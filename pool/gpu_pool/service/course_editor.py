@@ -33,7 +33,7 @@ from gpu_pool.courses.folder import described_twice, put_in_place, take_back, wh
 from gpu_pool.courses.reading import MOST_BYTES, SUFFIX
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import CourseVersion
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.class_simulations import ClassSimulations, SimulationLimits
 from gpu_pool.service.decisions import DecisionLog
 from gpu_pool_client import BadRequest, Device, GpuPoolError, NotAllowed
@@ -104,7 +104,7 @@ class CourseEditor:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: GpuPool,
         folder: CourseFolder,
         rules: Rules,
         decisions: DecisionLog,

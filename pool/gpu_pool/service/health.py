@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client import _procfs as procfs
@@ -21,7 +21,7 @@ _TRY_EVERY, _WITHIN = 3.0, 2.0
 class Health:
     """What is wrong with a pool, as of a few seconds ago. Used in one event loop."""
 
-    def __init__(self, pool: Pool, changes: LeaseChanges, log: logging.Logger) -> None:
+    def __init__(self, pool: GpuPool, changes: LeaseChanges, log: logging.Logger) -> None:
         self._pool = pool
         self._changes = changes
         self._log = log

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.pool.reconciler import rest_after
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool_client import GpuPoolError, Lease, PoolStatus, PoolUnreachable
@@ -37,7 +37,7 @@ class LeaseChanges:
     """Who waits for a change of which lease. Used in one event loop."""
 
     def __init__(
-        self, pool: Pool, log: logging.Logger, heartbeats: Heartbeats, look_every: float = 1.0
+        self, pool: GpuPool, log: logging.Logger, heartbeats: Heartbeats, look_every: float = 1.0
     ) -> None:
         self._pool = pool
         self._log = log

@@ -14,7 +14,7 @@ from tornado.web import RequestHandler
 from gpu_pool.audit import AuditLog
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.plugins import needs_extra
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.pool.reconciler import StepCount
 from gpu_pool.service.connections import Network, is_within
 from gpu_pool.service.handler import Handler
@@ -109,7 +109,7 @@ class Metrics:
     Raises ``NotAllowed`` where the library is missing: the extra ``[metrics]``.
     """
 
-    def __init__(self, pool: Pool, courses: Callable[[], Collection[str]]) -> None:
+    def __init__(self, pool: GpuPool, courses: Callable[[], Collection[str]]) -> None:
         with needs_extra("metrics", "The library for metrics"):
             from prometheus_client import CollectorRegistry, Histogram
             from prometheus_client import Counter as Counting

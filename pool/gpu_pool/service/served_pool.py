@@ -8,13 +8,12 @@ from dataclasses import replace
 
 from gpu_pool.audit.callers import Caller
 from gpu_pool.pool.for_caller import PoolForCaller
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.decisions import CallLimits, ServiceGuard
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges, ServiceStopping
-from gpu_pool_client import KernelPod, Lease, LeaseState, TimedOut
-from gpu_pool_client import Pool as Contract
+from gpu_pool_client import KernelPod, Lease, LeaseState, Pool, TimedOut
 from gpu_pool_client._operations import operation_of
 from gpu_pool_client._remote import bodies
 
@@ -24,7 +23,7 @@ class ServedPool:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: GpuPool,
         changes: LeaseChanges,
         heartbeats: Heartbeats,
         log: logging.Logger,
@@ -55,7 +54,7 @@ class ServedPool:
 
         Raises ``ServiceStopping`` where it could have been held until then.
         """
-        await pool.check(operation_of(Contract.wait), {"lease_id": lease_id})
+        await pool.check(operation_of(Pool.wait), {"lease_id": lease_id})
         # Thousands may wait, and the store has other things to do than to tell them so.
         if self.changes.knows_to_wait(lease_id) or await self._waits(lease_id):
             with self.guard.costs.waiting(pool.caller):
@@ -86,13 +85,13 @@ class ServedPool:
 
     async def pod_within(self, pool: PoolForCaller, lease_id: str, seconds: float, seen: str) -> KernelPod:
         """Return the lease's pod once its version is not the one seen, or after so many seconds."""
-        await pool.check(operation_of(Contract.pod), {"lease_id": lease_id})
+        await pool.check(operation_of(Pool.pod), {"lease_id": lease_id})
         with self.guard.costs.waiting(pool.caller):
             return await pool.pod(lease_id, seen, seconds)
 
     async def positions(self, pool: PoolForCaller) -> Mapping[str, int]:
         """See ``Pool.positions``: as of the last look, where the caller has changed nothing since."""
-        await pool.check(operation_of(Contract.positions), {})
+        await pool.check(operation_of(Pool.positions), {})
         user = pool.caller.user
         places = self.changes.positions(user)
         if places is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Holder, LeaseState
 from support.autoscaler import Autoscaler
 from support.clusters import hami
@@ -50,7 +50,7 @@ def autoscaler(cluster: Cluster, empty: NodeAgent) -> Iterator[Autoscaler]:
 
 
 @pytest.fixture
-async def pool(cluster: Cluster, empty: NodeAgent, namespace: str, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(cluster: Cluster, empty: NodeAgent, namespace: str, tmp_path: Path) -> AsyncIterator[GpuPool]:
     cluster.apply(
         *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace), namespace=namespace
     )
@@ -63,7 +63,7 @@ async def pool(cluster: Cluster, empty: NodeAgent, namespace: str, tmp_path: Pat
         yield pool
 
 
-async def until_told(pool: Pool, lease_id: str, words: str) -> None:
+async def until_told(pool: GpuPool, lease_id: str, words: str) -> None:
     async def is_so() -> bool:
         return words in (await pool.explain(lease_id)).why
 
@@ -76,7 +76,7 @@ def placeholders(cluster: Cluster, namespace: str) -> list[Any]:
 
 
 async def test_a_group_at_zero_grows_for_who_waits_and_its_kernel_runs_there(
-    pool: Pool, cluster: Cluster, autoscaler: Autoscaler, namespace: str
+    pool: GpuPool, cluster: Cluster, autoscaler: Autoscaler, namespace: str
 ) -> None:
     autoscaler.go_on.clear()
     waiting = await take(pool, "2%", "first", ADA)
@@ -94,7 +94,7 @@ async def test_a_group_at_zero_grows_for_who_waits_and_its_kernel_runs_there(
 
 @pytest.mark.long
 async def test_a_group_that_cannot_grow_is_told_until_it_can(
-    pool: Pool, cluster: Cluster, autoscaler: Autoscaler, namespace: str
+    pool: GpuPool, cluster: Cluster, autoscaler: Autoscaler, namespace: str
 ) -> None:
     autoscaler.go_on.clear()
     leases = [await take(pool, "98%", f"key-{number}", ADA) for number in range(2)]

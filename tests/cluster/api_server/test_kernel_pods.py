@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.embedded.pool import local_pool
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, NotAllowed, PodPhase
 from support.clusters import hami
 from support.control_plane import Cluster
@@ -53,7 +53,7 @@ def kernels(cluster: Cluster, namespace: str) -> list[Any]:
 
 
 @pytest.fixture
-async def pool(card: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(card: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[GpuPool]:
     card.apply(
         *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace), namespace=namespace
     )
@@ -63,7 +63,7 @@ async def pool(card: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[P
 
 
 async def test_a_kernel_starts_where_its_slice_is_and_goes_with_its_lease(
-    pool: Pool, card: Cluster, namespace: str
+    pool: GpuPool, card: Cluster, namespace: str
 ) -> None:
     lease = await held(pool)
     assert lease.terms.in_pod
@@ -85,7 +85,7 @@ async def test_a_kernel_starts_where_its_slice_is_and_goes_with_its_lease(
 
 @pytest.mark.long
 async def test_fifty_slices_fill_a_card_and_the_next_runs_when_one_ends(
-    pool: Pool, card: Cluster, namespace: str
+    pool: GpuPool, card: Cluster, namespace: str
 ) -> None:
     leases = [await held(pool) for _ in range(50)]
     await asyncio.gather(*(pool.launch(each.id, command()) for each in leases))
@@ -100,7 +100,7 @@ async def test_fifty_slices_fill_a_card_and_the_next_runs_when_one_ends(
 
 
 async def test_the_same_launch_is_carried_out_once_and_another_takes_its_place(
-    pool: Pool, card: Cluster, namespace: str
+    pool: GpuPool, card: Cluster, namespace: str
 ) -> None:
     lease, kernel = await held(pool), command()
     await asyncio.gather(*(pool.launch(lease.id, kernel) for _ in range(2)))
@@ -112,7 +112,7 @@ async def test_the_same_launch_is_carried_out_once_and_another_takes_its_place(
 
 
 async def test_a_kernel_that_fails_leaves_its_last_output_to_its_user_and_to_the_log(
-    pool: Pool, caplog: pytest.LogCaptureFixture
+    pool: GpuPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease = await held(pool)
     await pool.launch(lease.id, command("sh", "-c", "echo begun; echo no module of that name >&2; exit 3"))
@@ -126,7 +126,7 @@ async def test_a_kernel_that_fails_leaves_its_last_output_to_its_user_and_to_the
     assert "no module of that name" in line
 
 
-async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: Pool) -> None:
+async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: GpuPool) -> None:
     lease = await held(pool)
     await pool.launch(lease.id, command("sh", "-c", "exit 3"))
     pod = await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.ENDED)
@@ -136,7 +136,7 @@ async def test_a_kernel_that_ends_by_itself_leaves_its_lease(pool: Pool) -> None
     await running(pool, lease.id)
 
 
-async def test_a_kernel_is_ended_and_its_lease_is_kept(pool: Pool, card: Cluster, namespace: str) -> None:
+async def test_a_kernel_is_ended_and_its_lease_is_kept(pool: GpuPool, card: Cluster, namespace: str) -> None:
     lease = await held(pool)
     await pool.launch(lease.id, command())
     await running(pool, lease.id)
@@ -147,7 +147,7 @@ async def test_a_kernel_is_ended_and_its_lease_is_kept(pool: Pool, card: Cluster
     assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
 
 
-async def test_out_of_memory_is_told(pool: Pool, card: Cluster, namespace: str) -> None:
+async def test_out_of_memory_is_told(pool: GpuPool, card: Cluster, namespace: str) -> None:
     assert card.agent
     lease = await held(pool)
     await pool.launch(lease.id, command())
@@ -179,7 +179,7 @@ def stop_notebook(card: Cluster, namespace: str, _name: str) -> None:
     ],
 )
 async def test_what_the_cluster_takes_ends_the_lease_in_words(
-    pool: Pool, card: Cluster, namespace: str, take_away: Any, words: str
+    pool: GpuPool, card: Cluster, namespace: str, take_away: Any, words: str
 ) -> None:
     lease = await held(pool)
     await pool.launch(lease.id, command())
@@ -194,7 +194,7 @@ async def test_what_the_cluster_takes_ends_the_lease_in_words(
 
 
 async def test_an_image_that_is_not_there_is_told_until_it_is(
-    pool: Pool, card: Cluster, namespace: str
+    pool: GpuPool, card: Cluster, namespace: str
 ) -> None:
     assert card.agent
     card.agent.images["example.org/notebook:1"] = "missing"

@@ -16,7 +16,7 @@ import pytest
 from gpu_pool.cli.cluster import checks_of
 from gpu_pool.cluster.kueue import QUEUE_LABEL
 from gpu_pool.cluster.snapshot import take_snapshot
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import (
     EndReason,
     Holder,
@@ -83,7 +83,7 @@ def kueue(cluster: Cluster, served: tuple[str, ...]) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-async def pool(kueue: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(kueue: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[GpuPool]:
     objects = [*volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace)]
     kueue.apply(*objects, namespace=namespace)
     await until(lambda: holds_back(kueue, namespace), 120)
@@ -130,13 +130,15 @@ def evict(cluster: Cluster, namespace: str, name: str) -> None:
     cluster.kubectl("delete", *where, "--wait=false")
 
 
-async def queued(pool: Pool, number: int) -> Lease:
+async def queued(pool: GpuPool, number: int) -> Lease:
     lease = await pool.request(parse_request("60%"), Holder("ada", "ml"), f"key-{number}")
     assert (await pool.launch(lease.id, command())).phase is PodPhase.QUEUED
     return lease
 
 
-async def test_kernels_wait_for_kueue_run_and_are_evicted(pool: Pool, kueue: Cluster, namespace: str) -> None:
+async def test_kernels_wait_for_kueue_run_and_are_evicted(
+    pool: GpuPool, kueue: Cluster, namespace: str
+) -> None:
     first, second = await queued(pool, 1), await queued(pool, 2)
 
     async def is_held() -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.cluster.settings import ClusterTimes
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Holder, Lease, LeaseGone, LeaseState, PodPhase, PoolUnreachable, parse_request
 from support.api_server import ASSETS, ApiServer, missing_programs
 from support.clusters import hami
@@ -47,7 +47,7 @@ async def outage(tmp_path: Path) -> AsyncIterator[Outage]:
 
 
 @pytest.fixture
-async def pool(outage: Outage, times: ClusterTimes, tmp_path: Path) -> AsyncIterator[Pool]:
+async def pool(outage: Outage, times: ClusterTimes, tmp_path: Path) -> AsyncIterator[GpuPool]:
     server = outage.server
     config = write_kubeconfig(tmp_path / "kubeconfig", server.url, server.token, server.certificate)
     async with cluster_pool(tmp_path / "store.db", config, HUB, times=times) as pool:
@@ -87,7 +87,7 @@ async def on_server(job: Any, *arguments: Any) -> Any:
     return await asyncio.to_thread(job, *arguments)
 
 
-async def started(pool: Pool, server: ApiServer, text: str = "25%") -> Lease:
+async def started(pool: GpuPool, server: ApiServer, text: str = "25%") -> Lease:
     """Return a lease whose kernel runs."""
     lease = await pool.get_lease(await take(pool, text, key()))
     await pool.launch(lease.id, command())
@@ -112,7 +112,7 @@ def run(server: ApiServer, name: str) -> None:
 
 @pytest.mark.parametrize("times", [ClusterTimes(retried_for=0.5)])
 async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_granted_twice(
-    pool: Pool, outage: Outage
+    pool: GpuPool, outage: Outage
 ) -> None:
     server = outage.server
     kept, given_back = await started(pool, server), await started(pool, server)
@@ -154,7 +154,7 @@ async def until_names(server: ApiServer, expected: set[str]) -> None:
 
 
 async def test_what_the_api_server_forgot_is_listed_again_and_nothing_is_missed(
-    pool: Pool, outage: Outage
+    pool: GpuPool, outage: Outage
 ) -> None:
     """A watch that goes on where etcd remembers nothing any more: 410 Gone."""
     server = outage.server

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.audit import Actor, acting
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import (
     BadRequest,
     EndReason,
@@ -39,11 +39,11 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pool(tmp_path: Path, log: Path) -> Pool:
+def pool(tmp_path: Path, log: Path) -> GpuPool:
     return embedded(tmp_path / "store.db", audit_log=str(log), courses={"ml": {}}, max_waiting=1)
 
 
-async def test_a_grant_says_who_what_where_and_when(pool: Pool, log: Path) -> None:
+async def test_a_grant_says_who_what_where_and_when(pool: GpuPool, log: Path) -> None:
     async with pool:
         lease = await pool.request(parse_request("2%"), Holder("ada", "ml"), "secret-key")
     (line,) = lines(log)
@@ -66,7 +66,7 @@ async def test_a_grant_says_who_what_where_and_when(pool: Pool, log: Path) -> No
     assert "secret-key" not in str(line)
 
 
-async def test_each_decision_in_a_lease_s_life_is_told(pool: Pool, log: Path) -> None:
+async def test_each_decision_in_a_lease_s_life_is_told(pool: GpuPool, log: Path) -> None:
     async with pool:
         mine = await take(pool, "1", "mine")
         hers = await take(pool, "50%", "hers", GRACE)
@@ -102,7 +102,7 @@ async def test_each_decision_in_a_lease_s_life_is_told(pool: Pool, log: Path) ->
     assert every[9]["device"] == "SIM-V100"
 
 
-async def test_slices_that_are_taken_back_are_told_with_who_and_why(pool: Pool, log: Path) -> None:
+async def test_slices_that_are_taken_back_are_told_with_who_and_why(pool: GpuPool, log: Path) -> None:
     async with pool:
         mine = await take(pool, "1", "mine")
         await pool.attach(mine, Process.current(), grace=5.0)
@@ -142,7 +142,7 @@ async def test_a_course_file_in_force_anew_is_told_with_who_edited_it(tmp_path: 
     ]
 
 
-async def test_refusals_are_told_with_their_reason_and_once(pool: Pool, log: Path) -> None:
+async def test_refusals_are_told_with_their_reason_and_once(pool: GpuPool, log: Path) -> None:
     async with pool:
         await take(pool, "1", "held")
         await take(pool, "1", "waits")
@@ -173,7 +173,7 @@ BEGIN SELECT RAISE(ABORT, 'no more'); END
 """
 
 
-async def test_what_is_not_kept_is_not_told(pool: Pool, log: Path, tmp_path: Path) -> None:
+async def test_what_is_not_kept_is_not_told(pool: GpuPool, log: Path, tmp_path: Path) -> None:
     async with pool:
         held = await take(pool, "1", "held")
         await take(pool, "1", "waits", GRACE)

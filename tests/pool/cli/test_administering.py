@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.store import leases
 from gpu_pool_client import Failure, connect
 from support.terminal import Terminal
@@ -59,7 +59,7 @@ def test_the_history_is_a_table_or_one_object_a_line(terminal: Terminal) -> None
 def test_how_a_kernel_failed_in_its_pod_is_told_by_why_and_history(terminal: Terminal) -> None:
     async def fail() -> None:
         async with connect(terminal.environment["GPU_POOL_URL"]) as pool:
-            assert isinstance(pool, Pool)
+            assert isinstance(pool, GpuPool)
             failure = Failure(
                 1.0, "It ended with status 1. Its last output: no torch", "pod-1", "n1", "lab:1"
             )

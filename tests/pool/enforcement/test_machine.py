@@ -15,7 +15,7 @@ from gpu_pool.embedded.pool import local_pool
 from gpu_pool.enforcement import Isolation, Tier, TierFailed, TierStatement
 from gpu_pool.enforcement.machine import unowned
 from gpu_pool.enforcement.tiers import Accounting
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings, load_settings
 from gpu_pool_client import (
     BadRequest,
@@ -80,7 +80,7 @@ class Recorder(Tier):
 
 def pool(
     path: Path, *tiers: Tier, devices: Sequence[Device] = (V100,), settings: PoolSettings | None = None
-) -> Pool:
+) -> GpuPool:
     inventory = Inventory(tuple(devices), "test")
     return local_pool(
         path, settings or PoolSettings(tuning=NO_PASSES), lambda: inventory, Isolation(lambda _: tiers)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_pool.enforcement import tiers
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Lease, Process, Strength
 from gpu_pool_client._framework_caps import with_caps
 from support.pools import embedded, take
@@ -40,12 +40,12 @@ def running(environment: dict[str, str]) -> Iterator[Process]:
         child.kill()
 
 
-async def memory_limit(pool: Pool) -> str:
+async def memory_limit(pool: GpuPool) -> str:
     (lease,) = (await pool.status()).leases
     return str(lease.enforcement.memory)
 
 
-async def held(pool: Pool) -> Lease:
+async def held(pool: GpuPool) -> Lease:
     return await pool.get_lease(await take(pool, "2%", "key"))
 
 

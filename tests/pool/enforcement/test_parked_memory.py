@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import local_pool
-from gpu_pool.pool.pool import Pool as GpuPool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import (

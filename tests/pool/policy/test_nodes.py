@@ -10,7 +10,7 @@ from gpu_pool.policy import placement, queue
 from gpu_pool.policy.admission import check
 from gpu_pool.policy.queue import Holding, Policy, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.store import registration, requests
 from gpu_pool.store.device_table import ForeignUse
 from gpu_pool_client import DeviceStatus, LeaseState, NeverFits, Slice, TimedOut, parse_request
@@ -61,16 +61,16 @@ def test_what_is_emptied_for_a_large_request_is_of_one_machine() -> None:
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> Pool:
+async def pool(tmp_path: Path) -> GpuPool:
     return embedded(tmp_path / "store.db", device(0), device(1))
 
 
-async def others(pool: Pool, **found: ForeignUse) -> None:
+async def others(pool: GpuPool, **found: ForeignUse) -> None:
     uuids = {f"d{each.index}": each.uuid for each in (device(0), device(1))}
     await pool.store.run(registration.set_others, {uuids[name]: other for name, other in found.items()})
 
 
-async def test_what_others_have_is_not_free_and_serves_the_line_once_it_is(pool: Pool) -> None:
+async def test_what_others_have_is_not_free_and_serves_the_line_once_it_is(pool: GpuPool) -> None:
     await others(pool, d0=ForeignUse(700, 20_000, 1), d1=ForeignUse(1000, 32768, 1))
     status = await pool.status()
     assert [(each.free_milli, each.free_memory_mib) for each in status.devices] == [(300, 12768), (0, 0)]
@@ -83,14 +83,14 @@ async def test_what_others_have_is_not_free_and_serves_the_line_once_it_is(pool:
     await pool.close()
 
 
-async def test_more_than_there_is_may_be_held_together_and_nothing_is_free_then(pool: Pool) -> None:
+async def test_more_than_there_is_may_be_held_together_and_nothing_is_free_then(pool: GpuPool) -> None:
     await take(pool, "1", "key")
     await others(pool, d0=ForeignUse(1000, 32768, 50))
     assert [each.free_milli for each in (await pool.status()).devices] == [0, 1000]
     await pool.close()
 
 
-async def test_a_closed_device_stays_closed_whatever_an_administrator_says(pool: Pool) -> None:
+async def test_a_closed_device_stays_closed_whatever_an_administrator_says(pool: GpuPool) -> None:
     await others(pool, d0=ForeignUse(closed=True))
     assert (await pool.drain("0", drained=False)).drained
     assert (await pool.get_lease(await take(pool, "2%", "key"))).slices[0].device.index == 1
@@ -100,7 +100,7 @@ async def test_a_closed_device_stays_closed_whatever_an_administrator_says(pool:
     await pool.close()
 
 
-async def test_a_request_for_some_devices_waits_for_these(pool: Pool) -> None:
+async def test_a_request_for_some_devices_waits_for_these(pool: GpuPool) -> None:
     request = parse_request("60%")
     only = [device(1).uuid]
     first = await pool.store.run(requests.decide, request, ME, "first", only)

@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_pool.devices.inventory import Reading
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.connections import is_within, read_networks
 from gpu_pool.service.metrics import Metrics
 from gpu_pool_client import BadRequest, Device, EndReason, Holder, Process, parse_request
@@ -35,7 +35,7 @@ GIB = 1024**3
 class Numbers:
     """A pool, and what is told of it."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: GpuPool) -> None:
         self.pool = pool
         self.metrics = Metrics(pool, lambda: ("ml", "nlp"))
         self._count = 0

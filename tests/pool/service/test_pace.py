@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.audit.callers import Caller
-from gpu_pool.pool.pool import Pool as GpuPool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.decisions import RatePerMinute
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.store import leases
 from gpu_pool_client import Failure
 from support.pools import embedded, take
@@ -13,7 +13,7 @@ from support.pools import embedded, take
 FAILED = Failure(1.0, "It ended with status 1. Its last output: no torch", "gpu-pool-1-ab-1", "n1", "lab:1")
 
 
-async def note(pool: Pool, lease_id: str, failure: Failure) -> None:
+async def note(pool: GpuPool, lease_id: str, failure: Failure) -> None:
     await pool.store.run(leases.record_failure, lease_id, failure)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.embedded.pool import store_path
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.store.errors import StoreUnusable
 from support.pools import embedded, take
 
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def pool(path: Path) -> AsyncIterator[Pool]:
+async def pool(path: Path) -> AsyncIterator[GpuPool]:
     async with embedded(path) as pool:
         await take(pool, "50%", "held")
         yield pool
@@ -88,7 +88,7 @@ def replace(path: Path) -> None:
 @pytest.mark.parametrize("change", [Path.unlink, replace], ids=["removed", "replaced"])
 @pytest.mark.parametrize("end", ["", "-wal", "-shm", ".lock", ".owner"])
 async def test_what_is_removed_or_replaced_is_noticed_by_the_next_decision(
-    pool: Pool, path: Path, end: str, change: Callable[[Path], None]
+    pool: GpuPool, path: Path, end: str, change: Callable[[Path], None]
 ) -> None:
     change(path.with_name(path.name + end))
     with pytest.raises(StoreUnusable, match=rf"store\.db{end}, was removed or replaced") as caught:
@@ -98,13 +98,13 @@ async def test_what_is_removed_or_replaced_is_noticed_by_the_next_decision(
         await pool.history()
 
 
-async def test_a_store_that_is_emptied_is_noticed(pool: Pool, path: Path) -> None:
+async def test_a_store_that_is_emptied_is_noticed(pool: GpuPool, path: Path) -> None:
     os.truncate(path, 0)
     with pytest.raises(StoreUnusable, match="was emptied while it was in use"):
         await take(pool, "2%", "next")
 
 
-async def test_its_folder_is_removed_or_renamed(pool: Pool, path: Path) -> None:
+async def test_its_folder_is_removed_or_renamed(pool: GpuPool, path: Path) -> None:
     path.parent.rename(path.parent.with_name("elsewhere"))
     with pytest.raises(StoreUnusable, match="was removed or replaced"):
         await take(pool, "2%", "next")

@@ -13,7 +13,7 @@ import pytest
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded import pool
 from gpu_pool.embedded.pool import local_pool
-from gpu_pool.pool.pool import Pool
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import load_settings
 from gpu_pool.store import leases
 from gpu_pool.tuning import Tuning
@@ -45,7 +45,7 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
     """A Jupyter environment whose GPU is not simulated, and whose kernels are looked at often."""
     card = replace(device(0), simulated=False, uuid="GPU-0")
 
-    def open_pool(url: str) -> Pool:
+    def open_pool(url: str) -> GpuPool:
         settings = load_settings()
         settings.tuning = Tuning(cuda_device=CUDA)
         settings.watchdog = "warn"  # such a pool's kernels look at their lease often, as at gpu-pool serve
@@ -60,8 +60,8 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
     return jupyter_env
 
 
-def pool_of(served: JupyterEnv) -> Pool:
-    assert isinstance(served.pool, Pool)
+def pool_of(served: JupyterEnv) -> GpuPool:
+    assert isinstance(served.pool, GpuPool)
     return served.pool
 
 
@@ -298,7 +298,7 @@ async def _says_yes(_: object, __: float) -> bool:
     return True
 
 
-async def has_looked_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def has_looked_again(pool: GpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Return once whoever looks after a kernel has begun its look at the lease twice more."""
     look, looked = pool.get_lease, []
 
