@@ -41,9 +41,9 @@ def prepare(path: Path, held: int, remembered: int = 0) -> tuple[Database, Store
     registration.register(store, discover(SIMULATED).devices)
     with sqlite3.connect(path) as filling:
         filling.executemany(
-            "INSERT INTO history VALUES "
-            "(?, ?, ?, '1%', 10, 'ada', '', NULL, 0, 0, 1, 1, 10, 'released', '', ?, "
-            "NULL, NULL, NULL, NULL, '', 0)",
+            "INSERT INTO history (number, id, key, request, milli, user, course, requested_at, held_at, "
+            "ended_at, held_seconds, used, reason, slices) "
+            "VALUES (?, ?, ?, '1%', 10, 'ada', '', 0, 0, 1, 1, 10, 'released', ?)",
             (
                 (n, f"{n}-00000000", f"past-{n}", json.dumps([[1, 10, 819, 0]]))
                 for n in range(1, remembered + 1)
