@@ -4,6 +4,7 @@ This package depends on nothing else of the project. It does no I/O of its own
 beyond reading ``/proc`` to identify processes.
 """
 
+from gpu_pool_client._devices import SIMULATED, Device, DeviceStatus, Enforcement, Limit, Slice, Strength
 from gpu_pool_client._durations import format_duration, parse_duration
 from gpu_pool_client._errors import (
     BadRequest,
@@ -15,6 +16,22 @@ from gpu_pool_client._errors import (
     PoolUnreachable,
     TimedOut,
 )
+from gpu_pool_client._leases import (
+    Activity,
+    Effect,
+    EndedLease,
+    EndReason,
+    Failure,
+    Holder,
+    Lease,
+    LeaseState,
+    Outlook,
+    Place,
+    PoolStatus,
+    Terms,
+    WhenIdle,
+)
+from gpu_pool_client._pods import KernelCommand, KernelPod, PodPhase
 from gpu_pool_client._pool import Pool, connect
 from gpu_pool_client._processes import Process
 from gpu_pool_client._requests import (
@@ -26,31 +43,6 @@ from gpu_pool_client._requests import (
     format_memory,
     format_share,
     parse_request,
-)
-from gpu_pool_client._values import (
-    SIMULATED,
-    Activity,
-    Device,
-    DeviceStatus,
-    Effect,
-    EndedLease,
-    EndReason,
-    Enforcement,
-    Failure,
-    Holder,
-    KernelCommand,
-    KernelPod,
-    Lease,
-    LeaseState,
-    Limit,
-    Outlook,
-    Place,
-    PodPhase,
-    PoolStatus,
-    Slice,
-    Strength,
-    Terms,
-    WhenIdle,
 )
 
 __all__ = [

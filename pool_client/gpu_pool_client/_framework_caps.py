@@ -20,8 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gpu_pool_client._devices import Limit, Slice, Strength
 from gpu_pool_client._home import home_folder
-from gpu_pool_client._values import Lease, Limit, Slice, Strength
+from gpu_pool_client._leases import Lease
 
 #: Device memory that libraries such as cuBLAS take for their code, in MiB: PyTorch 2.11 took 158
 #: on an H100 beside its context and beside what it hands out itself, once it had multiplied

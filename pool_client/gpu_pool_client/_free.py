@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from gpu_pool_client._devices import Device, DeviceStatus, Slice
 from gpu_pool_client._requests import WHOLE, Filters, SliceRequest
-from gpu_pool_client._values import Device, DeviceStatus, Slice
 
 
 def accepts(filters: Filters, device: Device) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from gpu_pool_client._background import give_back
 from gpu_pool_client._errors import NotAllowed
+from gpu_pool_client._leases import Activity, Effect, EndReason, Lease, Outlook
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     OWNERS,
@@ -20,9 +21,9 @@ from gpu_pool_client._operations import (
     operation,
     operation_of,
 )
+from gpu_pool_client._pods import KernelCommand, KernelPod
 from gpu_pool_client._processes import Process
 from gpu_pool_client._requests import SliceRequest
-from gpu_pool_client._values import Activity, Effect, EndReason, KernelCommand, KernelPod, Lease, Outlook
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,8 +16,10 @@ from types import TracebackType
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from gpu_pool_client._devices import DeviceStatus
 from gpu_pool_client._errors import BadRequest, PoolUnreachable
 from gpu_pool_client._lease_operations import LeaseOperations
+from gpu_pool_client._leases import EndedLease, EndReason, Holder, Lease, LeaseState, Outlook, PoolStatus
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     OWNERS,
@@ -31,16 +33,6 @@ from gpu_pool_client._operations import (
 )
 from gpu_pool_client._processes import Process, account_of
 from gpu_pool_client._requests import SliceRequest, parse_request
-from gpu_pool_client._values import (
-    DeviceStatus,
-    EndedLease,
-    EndReason,
-    Holder,
-    Lease,
-    LeaseState,
-    Outlook,
-    PoolStatus,
-)
 
 #: The entry-point group in which a distribution offers a pool for a URL scheme.
 BACKENDS: Final = "gpu_pool.backends"

@@ -29,7 +29,7 @@ from gpu_pool_client import (
 from gpu_pool_client import _processes as processes
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._errors import MAX_MESSAGE
-from gpu_pool_client._values import why_over
+from gpu_pool_client._leases import why_over
 from support.pools import ENDS_ITS_FIRST_THREAD, device, identity, running
 
 

@@ -16,9 +16,8 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
 
-from gpu_pool_client import Lease, LeaseState, Pool, parse_request
+from gpu_pool_client import Holder, Lease, LeaseState, Pool, parse_request
 from gpu_pool_client._background import in_background
-from gpu_pool_client._values import Holder
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.pools import shared_pool
 from gpu_pool_provisioner.session import Session

@@ -41,7 +41,7 @@ from gpu_pool_client import (
     Pool,
     PoolUnreachable,
 )
-from gpu_pool_client._values import POD_VARIABLE
+from gpu_pool_client._pods import POD_VARIABLE
 from gpu_pool_provisioner import pools
 
 _NUMBERS = itertools.count(1)

@@ -28,7 +28,7 @@ from gpu_pool_client import (
     format_share,
 )
 from gpu_pool_client._home import why_homeless
-from gpu_pool_client._values import why_over
+from gpu_pool_client._leases import why_over
 
 #: Longest text of unknown origin in a cell.
 MAX_CELL = 60

@@ -25,7 +25,7 @@ from gpu_pool.courses import CourseFile, Courses
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import BadRequest, Device, KernelCommand, Lease, NotAllowed, SliceRequest
-from gpu_pool_client._values import POD_VARIABLE
+from gpu_pool_client._pods import POD_VARIABLE
 
 POOL_LABEL: Final = f"{PREFIX}/pool"
 LEASE_LABEL: Final = f"{PREFIX}/lease"

@@ -26,7 +26,7 @@ from gpu_pool.devices.problems import FAILURES
 from gpu_pool.devices.visible import CardNames
 from gpu_pool.nvml import pynvml
 from gpu_pool_client import WHOLE, Device
-from gpu_pool_client._values import CONTEXT_MIB
+from gpu_pool_client._devices import CONTEXT_MIB
 
 T = TypeVar("T")
 

@@ -19,8 +19,7 @@ from typing import Final, TypeAlias
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.pool.reconciler import rest_after
 from gpu_pool.service.heartbeats import Heartbeats
-from gpu_pool_client import GpuPoolError, Lease, PoolStatus, PoolUnreachable
-from gpu_pool_client._values import Terms
+from gpu_pool_client import GpuPoolError, Lease, PoolStatus, PoolUnreachable, Terms
 
 _UNREADABLE: Final = PoolUnreachable("The pool cannot be read.", "The service's log says why.")
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, WrapSerializer
 
+from gpu_pool_client._devices import DeviceStatus
 from gpu_pool_client._errors import (
     BadRequest,
     GpuPoolError,
@@ -25,8 +26,8 @@ from gpu_pool_client._errors import (
     PoolUnreachable,
     TimedOut,
 )
+from gpu_pool_client._leases import Lease, Outlook, Terms
 from gpu_pool_client._requests import parse_request
-from gpu_pool_client._values import DeviceStatus, Lease, Outlook, Terms
 
 #: The root of all addresses. It changes when what they mean does.
 API: Final = "/api/v1"

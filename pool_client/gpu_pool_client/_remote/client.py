@@ -16,7 +16,9 @@ from pydantic import ValidationError
 
 from gpu_pool_client._background import WAITS, give_back, is_given_back, keep
 from gpu_pool_client._errors import GpuPoolError, NotAllowed, OverQuota, PoolUnreachable
+from gpu_pool_client._leases import EndReason, Holder, Lease, LeaseState
 from gpu_pool_client._operations import operation_of
+from gpu_pool_client._pods import KernelPod
 from gpu_pool_client._pool import Pool
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._remote.bodies import error_of
@@ -25,7 +27,6 @@ from gpu_pool_client._remote.exchange import ServiceAnswer
 from gpu_pool_client._remote.forms import Form, form_of
 from gpu_pool_client._remote.heartbeat import lease_heartbeat
 from gpu_pool_client._requests import SliceRequest
-from gpu_pool_client._values import EndReason, Holder, KernelPod, Lease, LeaseState
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,10 +15,11 @@ from urllib.parse import quote, urlencode
 
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, WithJsonSchema, create_model
 
+from gpu_pool_client._leases import EndReason, Holder, Lease, PoolStatus
 from gpu_pool_client._operations import Http, Operation
+from gpu_pool_client._pods import KernelCommand
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._requests import SliceRequest, parse_request
-from gpu_pool_client._values import EndReason, Holder, KernelCommand, Lease, PoolStatus
 
 #: Longest id that is sent: longer than any that there is.
 _LONGEST_ID: Final = 128

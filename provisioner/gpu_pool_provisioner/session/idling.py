@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
-from gpu_pool_client._values import why_over
+from gpu_pool_client._leases import why_over
 from gpu_pool_provisioner.session import expiry_policy, texts
 from gpu_pool_provisioner.session.events import Looked
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation

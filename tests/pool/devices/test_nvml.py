@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.devices import TRY_SIMULATED, Inventory
-from gpu_pool_client._values import CONTEXT_MIB
+from gpu_pool_client._devices import CONTEXT_MIB
 from support import nvml_stub
 
 V100 = "gpu GPU-{0} Tesla V100-SXM2-32GB\nmemory 32768 258\nbus {0}\n"

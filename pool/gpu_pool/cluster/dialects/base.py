@@ -25,8 +25,8 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
+from gpu_pool_client._devices import CONTEXT_MIB
 from gpu_pool_client._requests import MAX_MIB
-from gpu_pool_client._values import CONTEXT_MIB
 
 #: What holds one who has a whole GPU.
 WHOLE_GPU: Final = Enforcement(Limit(Strength.HARD, "a whole GPU"), Limit(Strength.HARD, "a whole GPU"))

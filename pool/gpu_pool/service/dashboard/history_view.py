@@ -23,7 +23,7 @@ from gpu_pool.service.dashboard.pool_view import (
     request_text,
 )
 from gpu_pool_client import WHOLE, EndedLease, EndReason, Lease, format_duration
-from gpu_pool_client._values import why_over
+from gpu_pool_client._leases import why_over
 
 #: Bars of the plot: half an hour each for a day, three and a half hours for a week.
 BUCKETS: Final = 48

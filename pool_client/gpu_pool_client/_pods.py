@@ -1,0 +1,53 @@
+"""Kernels in pods: what is to run there, and how far it is. All are immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+#: Tells a kernel that a pool has started it in a pod: ``%gpu use`` then sends a message.
+POD_VARIABLE: Final = "GPU_POOL_POD"
+
+
+class PodPhase(str, Enum):
+    """How far a kernel's pod is."""
+
+    QUEUED = "queued"
+    """It waits in the cluster's own queue, for as long as that takes; its lease is parked meanwhile."""
+    STARTING = "starting"
+    """It waits for its node, its volumes or its image, or is just beginning."""
+    RUNNING = "running"
+    """Its process runs, and can be reached."""
+    ENDED = "ended"
+    """Its process has ended, or the pod is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCommand:
+    """What is to run in a kernel's pod. What the pool adds is not here: the slice, the image, the home."""
+
+    #: The kernelspec's command. ``{connection_file}`` stands for where the pod finds :attr:`connection`.
+    argv: tuple[str, ...]
+    #: What the connection file says: ports, key and Curve keys. Its ``ip`` is the pod's affair. Secret.
+    connection: Mapping[str, Any] = field(repr=False)
+    #: The kernelspec's own variables, and those that the user names to be passed on. None of the pool's.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    #: The folder to start in, below the home; None for the home itself.
+    folder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPod:
+    """A kernel's pod, as it was when the pool answered."""
+
+    #: Differs for every pod of a lease, and with everything below.
+    version: str
+    phase: PodPhase
+    #: The IP address at which the kernel listens; None unless it runs.
+    address: str | None = None
+    #: What is going on, in a student's words: ``Its software is being fetched.``
+    message: str = ""
+    #: The exit status of the process once it has ended; None where the cluster took it.
+    exit_code: int | None = None
