@@ -6,13 +6,13 @@ the course), ``creation_time``, ``scheduled_time`` and ``deletion_time`` (second
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool.simulation.engine import Arrival
-from gpu_pool_client import WHOLE, BadRequest, SliceRequest
+from gpu_pool.simulation.recorded import read_rows
+from gpu_pool_client import WHOLE, SliceRequest
 
 _COLUMNS: Final = (
     "num_gpu",
@@ -63,26 +63,8 @@ def read_openb(lines: Iterable[str], longest: float = LONGEST) -> OpenbTrace:
     BadRequest
         A column is missing.
     """
-    rows = csv.DictReader(lines)
-    missing = set(_COLUMNS).difference(rows.fieldnames or ())
-    if missing:
-        raise BadRequest(
-            f"The trace has no column {', '.join(sorted(missing))}.", f"Needed: {', '.join(_COLUMNS)}."
-        )
-    found: list[Arrival] = []
-    bad: list[tuple[int, str]] = []
-    left_out = 0
-    for row in rows:
-        try:
-            arrival = _arrival(row, longest)
-        except (ValueError, TypeError) as error:
-            bad.append((rows.line_num, f"{error!s:.200}"))
-            continue
-        if arrival is None:
-            left_out += 1
-        else:
-            found.append(arrival)
-    return OpenbTrace(tuple(sorted(found, key=lambda each: each.at)), left_out, tuple(bad))
+    found, left_out, bad = read_rows(lines, _COLUMNS, lambda row: _arrival(row, longest))
+    return OpenbTrace(tuple(sorted(found, key=lambda each: each.at)), left_out, bad)
 
 
 def _arrival(row: Mapping[str, str], longest: float) -> Arrival | None:
