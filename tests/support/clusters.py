@@ -221,6 +221,27 @@ def pod(name: str = "p", on: str = "n1", *, limits: Mapping[str, Any] | None = N
     return found
 
 
+def changing(name: str, label: str, change: str, **matched: Any) -> list[dict[str, Any]]:
+    """Return a policy that makes a change of all new pods with a label, as another system's webhook does.
+
+    ``matched`` says of which pods alone, as ``matchConstraints`` has it.
+    """
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    labelled = f"has(object.metadata.labels) && '{label}' in object.metadata.labels"
+    spec = {
+        "matchConstraints": {"resourceRules": [rule], **matched},
+        "matchConditions": [{"name": "labelled", "expression": labelled}],
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": change}}],
+    }
+    about = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+    return [
+        {**about, "kind": "MutatingAdmissionPolicy", "spec": spec},
+        {**about, "kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": name}},
+    ]
+
+
 def everything() -> dict[str, tuple[Cluster, DialectOptions]]:
     """Return a cluster for each way to share a GPU that is known, with what its administrator says."""
     read = Cluster.read

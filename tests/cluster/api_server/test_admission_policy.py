@@ -14,7 +14,7 @@ import pytest
 
 from gpu_pool.cluster import manifests
 from gpu_pool.cluster.dialects import PodBans, PodParts, choose
-from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest
+from gpu_pool.cluster.manifests import LEASE_LABEL, ContainerSettings, KernelPodRequest
 from gpu_pool.cluster.nodes import NodeGroup
 from gpu_pool.cluster.notebooks import HomeVolume, Identity, Notebook
 from gpu_pool.cluster.scale_up import PlaceholderShape, placeholder
@@ -28,7 +28,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.charts import find_helm, rendered_chart
-from support.clusters import everything, hami
+from support.clusters import changing, everything, hami
 from support.control_plane import ASSETS, Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, running, volume
 from support.kube_examples import CLUSTER_WIDE, copied, kubeconfig_of, rendered, secret
@@ -382,25 +382,12 @@ def test_the_chart_leaves_it_out_where_it_is_not_wanted_or_not_allowed_to_make_i
 
 def adding(namespace: str) -> list[dict[str, Any]]:
     """Return a policy that gives pods of a namespace a folder of their machine."""
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     folder = (
         'Object.spec.volumes{name: "vgpu", hostPath: Object.spec.volumes.hostPath{path: "/usr/local/vgpu"}}'
     )
-    change = {"expression": f"Object{{spec: Object.spec{{volumes: [{folder}]}}}}"}
     labels = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    kernels = "has(object.metadata.labels) && 'jupyter-gpu-pool/lease' in object.metadata.labels"
-    spec = {
-        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": labels},
-        "matchConditions": [{"name": "kernel", "expression": kernels}],
-        "failurePolicy": "Fail",
-        "reinvocationPolicy": "Never",
-        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": change}],
-    }
-    about = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": ADDS}}
-    return [
-        {**about, "kind": "MutatingAdmissionPolicy", "spec": spec},
-        {**about, "kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": ADDS}},
-    ]
+    change = f"Object{{spec: Object.spec{{volumes: [{folder}]}}}}"
+    return changing(ADDS, LEASE_LABEL, change, namespaceSelector=labels)
 
 
 async def test_a_kernel_lives_under_it_and_says_what_a_webhook_has_added(

@@ -26,7 +26,7 @@ from gpu_pool_client import (
     PodPhase,
     parse_request,
 )
-from support.clusters import hami
+from support.clusters import changing, hami
 from support.control_plane import Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, notebook, running, until_pod, volume
 from support.kueue import GROUP, serving
@@ -40,21 +40,7 @@ EVICTED = "Preempted to accommodate a workload of another course"
 def policy() -> list[dict[str, Any]]:
     """Return what holds back pods that name a queue, as Kueue's webhook does."""
     gate = f'Object.spec.schedulingGates{{name: "{GROUP}/admission"}}'
-    patch = f"Object{{spec: Object.spec{{schedulingGates: [{gate}]}}}}"
-    named = f"has(object.metadata.labels) && '{QUEUE_LABEL}' in object.metadata.labels"
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    spec = {
-        "matchConstraints": {"resourceRules": [rule]},
-        "matchConditions": [{"name": "queued", "expression": named}],
-        "failurePolicy": "Fail",
-        "reinvocationPolicy": "Never",
-        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": patch}}],
-    }
-    about = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": NAME}}
-    return [
-        {**about, "kind": "MutatingAdmissionPolicy", "spec": spec},
-        {**about, "kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": NAME}},
-    ]
+    return changing(NAME, QUEUE_LABEL, f"Object{{spec: Object.spec{{schedulingGates: [{gate}]}}}}")
 
 
 #: What Kueue serves since 0.15, and before.

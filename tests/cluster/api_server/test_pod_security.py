@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from gpu_pool.cluster.manifests import LEASE_LABEL
 from gpu_pool_client import NotAllowed
-from support.clusters import hami
+from support.clusters import changing, hami
 from support.control_plane import Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, running, volume
 from support.pools import until
@@ -27,30 +27,11 @@ def changed(cluster: Cluster) -> Iterator[Cluster]:
     node = hami("secure-1", count=50)
     node["status"]["allocatable"] |= {"nvidia.com/gpumem": "32768", "nvidia.com/gpucores": "100"}
     cluster.add(node)
-    cluster.apply(*policy())
+    of = {"matchLabels": {"changed": "yes"}}
+    change = "Object{spec: Object.spec{hostNetwork: true}}"
+    cluster.apply(*changing(POLICY, LEASE_LABEL, change, namespaceSelector=of))
     yield cluster
     cluster.kubectl("delete", "mutatingadmissionpolicybinding,mutatingadmissionpolicy", POLICY)
-
-
-def policy() -> list[dict[str, Any]]:
-    kernel = "has(object.metadata.labels) && 'jupyter-gpu-pool/lease' in object.metadata.labels"
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    change = {"expression": "Object{spec: Object.spec{hostNetwork: true}}"}
-    spec = {
-        "matchConstraints": {
-            "resourceRules": [rule],
-            "namespaceSelector": {"matchLabels": {"changed": "yes"}},
-        },
-        "matchConditions": [{"name": "kernel", "expression": kernel}],
-        "failurePolicy": "Fail",
-        "reinvocationPolicy": "Never",
-        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": change}],
-    }
-    about = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": POLICY}}
-    return [
-        {**about, "kind": "MutatingAdmissionPolicy", "spec": spec},
-        {**about, "kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": POLICY}},
-    ]
 
 
 async def test_a_kernel_that_pod_security_refuses_says_so_and_the_log_what_to_set(
