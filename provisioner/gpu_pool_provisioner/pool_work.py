@@ -287,8 +287,11 @@ class PoolWork:
     async def _park(self, *, yields: bool) -> events.Event:
         try:
             if yields and self.see(await self.pool.get_lease(self._lease_id)).asked_back is None:
-                return events.FoundAtWork(is_silent=False)  # whoever waited has gone
+                return events.NotNeeded()
             is_moved = await self._initialised()
+            parking = self._driver.session.parking
+            if parking is not None and parking.is_wanted and not parking.step.is_parked:
+                return events.FoundAtWork(is_silent=False)
             return events.Parked(self.see(await self.pool.park(self._lease_id)), is_moved)
         except LeaseGone as error:
             return await self._taken(error)

@@ -294,8 +294,9 @@ class World:
                 return [events.FoundIdle] * 3 + [lambda: events.FoundAtWork(self._maybe())]
             case effects.Park():
                 parked = lambda: events.Parked(self._lease(LeaseState.PARKED), self._maybe())  # noqa: E731
-                gone = [lambda: events.FoundAtWork(is_silent=False)] if work.yields else []
-                return [parked, parked, parked, events.NotParked, away, *gone]
+                gone = [events.NotNeeded] if work.yields else []
+                wanted = [lambda: events.FoundAtWork(is_silent=False)] if self._is_wanted else []
+                return [parked, parked, parked, events.NotParked, away, *gone, *wanted]
             case effects.GiveWay():
                 return [events.Worked, events.LeaseNews, away]
             case effects.ParkAgain():
@@ -311,6 +312,12 @@ class World:
 
     def _either(self) -> LeaseState:
         return self.chance.choice([LeaseState.WAITING, LeaseState.HELD])
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether something was submitted to a kernel that is being parked."""
+        parking = self.session.parking
+        return parking is not None and parking.is_wanted and not parking.step.is_parked
 
     def _maybe(self) -> bool:
         return self.chance.random() < 0.5

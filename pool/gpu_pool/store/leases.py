@@ -182,6 +182,7 @@ def _park(store: StoreContext, row: sqlite3.Row, *, queued: bool = False) -> Non
     parkings = yielding.parkings(store, row)
     values = {"number": row["number"], "home": home, "now": store.clock.wall(), "queued": queued}
     store.db.run("park", {**values, "parkings": parkings})
+    store.db.run("needs_nobody", {"number": row["number"]})
     store.devices.count("give_back", parts)
     why = {"reason": row["asked_back"], "message": row["notice"] or None} if row["asked_back"] else {}
     store.db.audit_buffer.decided("parked", row, parts, why)

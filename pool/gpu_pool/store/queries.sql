@@ -124,7 +124,7 @@ VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :re
 -- Whoever promised a working process while it waited has had nothing to run until now.
 UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
     notice = '', asked_back = NULL, idle_since = NULL, asked_for = NULL, resumed_at = NULL,
-    returned = first_held_at IS NOT NULL,
+    returned_at = iif(first_held_at IS NULL, NULL, :uptime),
     lent = lent + milli * coalesce(max(0, :now - parked_at), 0), parked_at = NULL,
     first_held_at = coalesce(first_held_at, :now),
     slices = :slices, milli = :milli, memory_mib = :memory_mib, ends_by = :ends_by,
@@ -338,13 +338,13 @@ SELECT number, waiting_since FROM lease WHERE turn IS NOT NULL AND first_held_at
 
 -- name: gives_way
 -- What was asked of it because somebody waits is answered by that it does not.
-UPDATE lease SET idle_since = :idle_since, returned = returned AND NOT :has_worked,
+UPDATE lease SET idle_since = :idle_since,
     asked_back = iif(asked_back = 'yielded' AND :idle_since IS NULL, NULL, asked_back),
     asked_for = iif(:idle_since IS NULL, NULL, asked_for)
 WHERE number = :number AND state = 'held';
 
 -- name: has_worked
-UPDATE lease SET returned = 0 WHERE number = :number AND returned;
+UPDATE lease SET returned_at = NULL WHERE number = :number AND returned_at <= :at;
 
 -- name: may_be_asked
 SELECT EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL)
@@ -352,7 +352,7 @@ SELECT EXISTS (SELECT 1 FROM lease WHERE turn IS NOT NULL)
        EXISTS (SELECT 1 FROM lease WHERE asked_for IS NOT NULL) AS is_asked;
 
 -- name: idle
-SELECT number, slices, terms, course, idle_since, returned, parkings, asked_back, asked_for
+SELECT number, slices, terms, course, idle_since, returned_at, parkings, asked_back, asked_for
 FROM lease WHERE idle_since IS NOT NULL ORDER BY number;
 
 -- name: forget_unheard
@@ -360,12 +360,10 @@ FROM lease WHERE idle_since IS NOT NULL ORDER BY number;
 UPDATE lease SET idle_since = NULL, asked_for = NULL, asked_back = iif(asked_back = 'yielded', NULL, asked_back)
 WHERE asked_for IS NOT NULL AND NOT (asked_at BETWEEN :since AND :now);
 
--- name: forget_needless
--- Whoever it was for has left the queue: what it has stays with its kernel.
+-- name: needs_nobody
+-- Who waited has left the queue: what idle kernels have that were asked for it stays with them.
 UPDATE lease SET asked_for = NULL, asked_back = iif(asked_back = 'yielded', NULL, asked_back)
-WHERE asked_for IS NOT NULL AND state = 'held' AND NOT EXISTS (
-    SELECT 1 FROM lease AS waiter WHERE waiter.number = lease.asked_for AND waiter.turn IS NOT NULL
-);
+WHERE asked_for = :number AND state = 'held';
 
 -- name: ask_for
 UPDATE lease SET asked_back = 'yielded', asked_for = :waiter, asked_at = :now

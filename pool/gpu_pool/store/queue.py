@@ -154,6 +154,7 @@ class StoredQueue:
         row = self._db.one("lease_by_number", number=waiter.number)
         granted = self._leases.granted(row, parts)
         self._db.run("grant", {"number": waiter.number, **granted})
+        self._db.run("needs_nobody", {"number": waiter.number})
         self._devices.count("take", parts)
         asked_at = row["resumed_at"] if row["resumed_at"] is not None else waiter.since
         waited = {"waited": round(max(0.0, now - asked_at), 3)}

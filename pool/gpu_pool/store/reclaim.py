@@ -96,6 +96,7 @@ def end(store: StoreContext, row: sqlite3.Row, reason: EndReason, *, asked: bool
     parts = store.devices.read(row["slices"])
     store.use.add(row)
     store.history.add(row, reason)
+    store.db.run("needs_nobody", {"number": row["number"]})
     store.devices.count("give_back", parts)
     why = {"reason": row["ending"] or reason.value, "message": row["notice"] or None}
     store.db.audit_buffer.decided("ended", row, parts, why, asked=asked)

@@ -37,7 +37,7 @@ def report_busy(
     A span with a begin that is known replaces that one. Too many are left out.
     """
     with store.db.transaction(store.give_up_at):
-        row, has_worked = store.leases.row(lease_id), False
+        row, worked_at = store.leases.row(lease_id), None
         number = row["number"]
         kept = int(store.db.one("busy_of_lease", number=number)[0])
         for began, seconds in spans:
@@ -49,8 +49,8 @@ def report_busy(
             if kept < _MOST_OF_LEASE:
                 store.db.run("add_busy", {"number": number, "began": began, "seconds": seconds})
                 kept += 1
-            has_worked = has_worked or (row["held_at"] is not None and began + seconds >= row["held_at"])
-        yielding.note(store, row, gives_way_since, has_worked=has_worked)
+            worked_at = max(began + seconds, worked_at or 0.0)
+        yielding.note(store, row, gives_way_since, worked_at)
 
 
 def busy_times(store: StoreContext, since: float) -> dict[str, tuple[Span, ...]]:

@@ -21,23 +21,26 @@ _ANSWERS_WITHIN: Final = 60.0
 _HOUR: Final = 3_600.0
 
 
-def note(store: StoreContext, row: Row, since: float | None, *, has_worked: bool) -> None:
+def note(store: StoreContext, row: Row, since: float | None, worked_at: float | None) -> None:
     """Note since when a lease's kernel has been idle and could be parked, None for not now.
 
-    To be called in a transaction. ``has_worked`` is whether it ran something since it has its slices.
+    To be called in a transaction. ``worked_at`` is when it last ran something, None where nobody says.
     """
     if since is not None and not math.isfinite(since):
         raise BadRequest(f"A kernel cannot have been idle since {since}.", "Accepted: Unix seconds.")
-    if since is not None:
-        uptime = store.clock.uptime()
-        since = min(uptime, uptime - (store.clock.wall() - since))
+    if worked_at is not None:
+        store.db.run("has_worked", {"number": row["number"], "at": _by_boot(store, worked_at)})
+    since = None if since is None else _by_boot(store, since)
     if since != row["idle_since"]:
-        values = {"number": row["number"], "idle_since": since, "has_worked": has_worked}
-        store.db.run("gives_way", values)
+        store.db.run("gives_way", {"number": row["number"], "idle_since": since})
         # The session says it because it was asked, or has something to give.
         _ask(store)
-    elif has_worked:
-        store.db.run("has_worked", {"number": row["number"]})
+
+
+def _by_boot(store: StoreContext, unix: float) -> float:
+    """Return a moment that is over by this boot's clock."""
+    uptime = store.clock.uptime()
+    return min(uptime, uptime - (store.clock.wall() - unix))
 
 
 def parkings(store: StoreContext, row: Row) -> str:
@@ -65,7 +68,7 @@ def place(store: StoreContext, row: Row) -> dict[str, Any]:
 
 
 def ask_back(store: StoreContext, *, at_once: bool = False) -> bool:
-    """Ask idle kernels to give way to those who wait, and leave alone those whom nobody needs any more.
+    """Ask idle kernels to give way to those who wait, others than those that have not answered.
 
     Return whether anything has changed. ``at_once`` if whoever asks waits for the answer: a very long
     queue is gone through by the pool, and not for each who joins it.
@@ -82,7 +85,7 @@ def ask_back(store: StoreContext, *, at_once: bool = False) -> bool:
 def _ask(store: StoreContext) -> bool:
     uptime = store.clock.uptime()
     unheard = store.db.run("forget_unheard", {"since": uptime - _ANSWERS_WITHIN, "now": uptime}).rowcount
-    changed = unheard + store.db.run("forget_needless").rowcount > 0
+    changed = unheard > 0
     if not store.db.one("may_be_asked")["somebody"]:
         return changed
     held = [_kernel(store, row) for row in store.db.run("idle").fetchall()]
@@ -108,7 +111,7 @@ def _kernel(store: StoreContext, row: Row) -> HeldKernel:
         store.clock.wall_at(row["idle_since"]),
         working=False,
         yield_after=terms.yield_after if terms is not None else None,
-        returned=bool(row["returned"]),
+        returned=row["returned_at"] is not None,
         parkings=tuple(store.clock.wall_at(at) for at in json.loads(row["parkings"])),
         # Also where its user or an administrator asks for it: it goes as soon as it is idle.
         asked=row["asked_back"] is not None,

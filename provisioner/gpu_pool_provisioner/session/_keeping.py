@@ -115,6 +115,11 @@ def found_at_work(session: Session, event: on.FoundAtWork, now: float) -> Outcom
     return _with_slice(session, idle.found_at_work(_idling(session), now)), (do.PassOn(),)
 
 
+def not_needed(session: Session, event: on.NotNeeded, now: float) -> Outcome:
+    """Keep the slice, and be ready to give it to the next who waits."""
+    return _with_slice(session, replace(_idling(session), look_at=now)), (do.PassOn(),)
+
+
 def not_parked(session: Session, event: on.NotParked, now: float) -> Outcome:
     return _stays(session, now, is_refused=True)
 

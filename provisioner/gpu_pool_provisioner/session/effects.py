@@ -227,7 +227,8 @@ class CheckIdle(Work):
 class Park(Work):
     """Lend the slice to others. Comes to ``Parked``, ``NotParked``, ``PoolAway`` or ``TermsOver``.
 
-    Where it ``yields`` and nobody waits any more, it comes to ``FoundAtWork``: the slice stays.
+    Where it ``yields`` and nobody waits any more, it comes to ``NotNeeded``; where something was submitted
+    before the pool was told, to ``FoundAtWork``. The slice stays.
     """
 
     yields: bool = False

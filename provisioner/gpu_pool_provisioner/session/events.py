@@ -251,6 +251,11 @@ class Parked(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NotNeeded(Event):
+    """It was not parked, since nobody waits for its slice any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotParked(Event):
     """The pool has said that it never parks it."""
 

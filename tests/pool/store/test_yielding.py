@@ -126,7 +126,6 @@ def test_nobody_is_asked_any_more_once_the_one_who_waited_has_gone(ours: School)
     ours.idles(one)
     waiter = ours.ask()
     leases.end_lease(ours.store, waiter, EndReason.WITHDRAWN)
-    assert yielding.ask_back(ours.store)
     assert ours.asked(one, two) == []
     assert not yielding.ask_back(ours.store)
     ours.ask()
@@ -183,6 +182,94 @@ def test_a_clock_that_is_set_makes_nobody_idle_for_longer_or_less_long(ours: Sch
     ours.jump(-200_000.0)
     yielding.ask_back(ours.store)
     assert ours.asked(one, two) == [two]
+
+
+JUMPS = pytest.mark.parametrize("jump", [3_600.0, -3_600.0, 86_400.0, -86_400.0])
+
+
+@JUMPS
+def test_a_clock_that_is_set_at_any_step_changes_nobody_who_is_asked(ours: School, jump: float) -> None:
+    one, works = ours.ask(), ours.ask()
+    ours.works(works)
+    ours.idles(one)
+    ours.jump(jump)
+    waiter = ours.ask()
+    assert ours.asked(one, works) == [one]
+    ours.jump(-jump)
+    yielding.ask_back(ours.store)
+    assert ours.asked(one, works) == [one]
+    ours.parks(one)
+    ours.jump(jump)
+    assert ours.read(waiter).state is LeaseState.HELD
+    leases.queue_again(ours.store, one)
+    leases.end_lease(ours.store, waiter, EndReason.RELEASED)
+    assert ours.read(one).state is LeaseState.HELD
+    # It returned, and is not asked before it ran something, whatever the clock says then.
+    ours.ask()
+    ours.jump(-2 * jump)
+    ours.pass_time(100.0)
+    ours.idles(one, 90.0)
+    assert ours.asked(one, works) == []
+    ours.works(one)
+    ours.pass_time(30.0)
+    ours.jump(jump)
+    ours.idles(one, 30.0)
+    assert ours.asked(one, works) == []
+    ours.pass_time(31.0)
+    yielding.ask_back(ours.store)
+    assert ours.asked(one, works) == [one]
+
+
+@JUMPS
+def test_a_kernel_is_parked_so_often_in_an_hour_of_the_boots_clock(ours: School, jump: float) -> None:
+    one, _ = ours.ask(), ours.ask()
+    for _ in range(yielding.MOST_PARKINGS):
+        ours.works(one)
+        ours.pass_time(61.0)
+        ours.idles(one, 61.0)
+        waiter = ours.ask()
+        assert ours.asked(one) == [one]
+        ours.parks(one)
+        leases.queue_again(ours.store, one)
+        leases.end_lease(ours.store, waiter, EndReason.RELEASED)
+        ours.jump(jump)
+    ours.works(one)
+    ours.pass_time(61.0)
+    ours.idles(one, 61.0)
+    ours.ask()
+    assert ours.asked(one) == []
+    ours.jump(jump)
+    yielding.ask_back(ours.store)
+    assert ours.asked(one) == []
+    ours.pass_time(3_600.0 - yielding.MOST_PARKINGS * 61.0)
+    yielding.ask_back(ours.store)
+    assert ours.asked(one) == [one]
+
+
+def test_who_never_answers_is_passed_over_and_kept_and_the_queue_goes_on(ours: School) -> None:
+    deaf, other = ours.ask(), ours.ask()
+    ours.idles(deaf, 200.0)
+    ours.idles(other)
+    first, second = ours.ask(), ours.ask()
+    assert ours.asked(deaf, other) == [deaf, other]
+    ours.parks(other)
+    assert [ours.read(each).state for each in (first, second)] == [LeaseState.HELD, LeaseState.WAITING]
+    for _ in range(10):
+        ours.pass_time(61.0)
+        yielding.ask_back(ours.store)
+        assert not ours.asked(deaf)
+        assert (ours.read(deaf).state, ours.giving_way(second)) == (LeaseState.HELD, 0)
+    # The slice of the one that answers goes to who waits next, in turns; the other's stays.
+    ours.works(first)
+    ours.pass_time(61.0)
+    ours.idles(first, 61.0)
+    assert ours.asked(first, deaf) == [first]
+    ours.parks(first)
+    assert [ours.read(each).state for each in (deaf, second)] == [LeaseState.HELD] * 2
+    # It is heard of again.
+    ours.ask()
+    ours.idles(deaf)
+    assert ours.asked(deaf) == [deaf]
 
 
 def test_a_kernel_cannot_have_been_idle_since_no_time(ours: School) -> None:

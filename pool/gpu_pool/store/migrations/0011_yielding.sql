@@ -3,8 +3,8 @@
 ALTER TABLE lease ADD COLUMN yields INTEGER NOT NULL DEFAULT 0;
 -- Since when it has been idle and could be parked; NULL where it is not, or nobody says.
 ALTER TABLE lease ADD COLUMN idle_since REAL;
--- Whether it has taken its slices again and run nothing since.
-ALTER TABLE lease ADD COLUMN returned INTEGER NOT NULL DEFAULT 0;
+-- When it has taken its slices again; NULL where it never did, or has run something since.
+ALTER TABLE lease ADD COLUMN returned_at REAL;
 -- When it was parked because somebody waited, as JSON: those of the last hour.
 ALTER TABLE lease ADD COLUMN parkings TEXT NOT NULL DEFAULT '[]';
 -- The highest number of those newcomers that it has overtaken when it asked for its slices again.

@@ -1,0 +1,205 @@
+"""A kernel gives way to who waits while something else happens: at each step it stands still meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpu_pool_client import EndReason, Lease, LeaseState
+from gpu_pool_provisioner.session import State
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, Managers, kill
+from support.pools import until
+from support.service import asking
+
+#: Idle kernels give way to what is over as soon.
+SOON = "1 for 10min"
+#: Where parking stands still: the pool is not told yet, it is being told, and it has answered.
+STEPS = pytest.mark.parametrize(
+    ("verb", "after"),
+    [("get_lease", False), ("get_lease", True), ("park", False), ("park", True)],
+    ids=["before it is looked at", "before the pool is told", "as the pool is told", "before that is known"],
+)
+
+
+class StandsStill:
+    """One verb of a pool that stands still where it is called next while something is so."""
+
+    def __init__(self, pool: Any, verb: str, when: Callable[[], bool], *, after: bool = False) -> None:
+        self._ask, self._when, self._after = getattr(pool, verb), when, after
+        #: Set once it does, and once it may go on.
+        self.stands, self.goes_on = threading.Event(), threading.Event()
+
+    async def __call__(self, lease_id: str) -> Lease:
+        if self.stands.is_set() or not self._when():
+            return await self._ask(lease_id)
+        if self._after:
+            lease = await self._ask(lease_id)
+            await self._pause()
+            return lease
+        await self._pause()
+        return await self._ask(lease_id)
+
+    async def _pause(self) -> None:
+        self.stands.set()
+        await asyncio.to_thread(self.goes_on.wait, 120)
+
+
+async def ended(jupyter_env: JupyterEnv) -> list[str]:
+    return [each.id for each in await jupyter_env.pool.history()]
+
+
+@STEPS
+@pytest.mark.parametrize(
+    "is_killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["withdraws", "is killed"]
+)
+async def test_who_waits_gives_up_and_the_slice_is_its_owners(
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    course: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    after: bool,
+    is_killed: bool,
+) -> None:
+    course(yield_after="1s")
+    km = manager(jupyter_env.install("all", "1"))
+    await km.start_kernel()
+    still = StandsStill(
+        jupyter_env.pool, verb, lambda: km.provisioner.session.state is State.PARKING, after=after
+    )
+    monkeypatch.setattr(jupyter_env.pool, verb, still)
+
+    async with frontend(km) as page:
+        await page.run("kept = 42").done()
+        mine = await jupyter_env.only_lease()
+        with asking(jupyter_env.url, SOON) as (process, (waits,)):
+            await until(still.stands.is_set)
+            if is_killed:
+                kill(process.pid)
+                async for lease in jupyter_env.pool.watch(waits):
+                    assert lease.state in (LeaseState.WAITING, LeaseState.HELD, LeaseState.ENDED)
+            else:
+                await jupyter_env.pool.release(waits, EndReason.WITHDRAWN)
+            still.goes_on.set()
+            cell = await page.run("print(kept)").done()
+        assert cell.outputs == ["42\n"]
+    (lease,) = await jupyter_env.leases()
+    assert (lease.id, lease.state, lease.asked_back) == (mine.id, LeaseState.HELD, None)
+    assert await ended(jupyter_env) == [waits]
+
+
+async def test_who_asks_after_one_that_gave_up_is_given_way_to_as_soon(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(yield_after="1s")
+    km = manager(jupyter_env.install("all", "1"))
+    await km.start_kernel()
+    still = StandsStill(jupyter_env.pool, "get_lease", lambda: km.provisioner.session.state is State.PARKING)
+    monkeypatch.setattr(jupyter_env.pool, "get_lease", still)
+    gave_up = await jupyter_env.fill(SOON)
+    await until(still.stands.is_set)
+    await jupyter_env.pool.release(gave_up.id, EndReason.WITHDRAWN)
+    still.goes_on.set()
+    await until(lambda: km.provisioner.session.state is State.RUNNING, 20)
+    # A kernel that could not be parked is left alone for half a minute: this one could.
+    other = await jupyter_env.fill(SOON)
+    assert (await jupyter_env.pool.wait(other.id, 20.0)).state is LeaseState.HELD
+
+
+@STEPS
+async def test_a_cell_that_comes_as_parking_begins_runs_once_and_with_the_slice(
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    course: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    after: bool,
+) -> None:
+    course(yield_after="1s")
+    km = manager(jupyter_env.install("all", "1"))
+    await km.start_kernel()
+    still = StandsStill(
+        jupyter_env.pool, verb, lambda: km.provisioner.session.state is State.PARKING, after=after
+    )
+    monkeypatch.setattr(jupyter_env.pool, verb, still)
+
+    async with frontend(km) as page:
+        await page.run("import os; runs = 0").done()
+        mine = await jupyter_env.only_lease()
+        other = await jupyter_env.fill(SOON)
+        await until(still.stands.is_set)
+        cell = page.run("runs += 1; print(runs, os.environ['CUDA_VISIBLE_DEVICES'])")
+        await until(lambda: km.provisioner.session.parking.is_wanted)
+        still.goes_on.set()
+        if verb == "park":
+            # The pool was told: it waits until the slice is free again.
+            assert (await jupyter_env.pool.wait(other.id, 120)).state is LeaseState.HELD
+            await cell.shows("You are next in the queue")
+            await jupyter_env.pool.release(other.id)
+        uuid = mine.slices[0].device.uuid
+        assert (await cell.done()).outputs == [f"1 {uuid}\n"]
+        assert (await page.run("print(runs)").done()).outputs == ["1\n"]
+        if verb == "get_lease":
+            assert (await jupyter_env.pool.get_lease(other.id)).state is LeaseState.WAITING
+    assert (await jupyter_env.pool.get_lease(mine.id)).state is LeaseState.HELD
+
+
+async def test_a_cell_that_comes_before_the_kernel_was_seen_to_be_asked_keeps_its_slice(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(yield_after="1s")
+    km = manager(jupyter_env.install("all", "1"))
+    await km.start_kernel()
+
+    def has_told() -> bool:
+        idling = km.provisioner.session.idling
+        return idling is not None and idling.gives_way_since is not None
+
+    still = StandsStill(jupyter_env.pool, "get_lease", has_told)
+    monkeypatch.setattr(jupyter_env.pool, "get_lease", still)
+    other = await jupyter_env.fill(SOON)
+    async with frontend(km) as page:
+        await until(still.stands.is_set)
+        cell = page.run("import time; time.sleep(1.5); print('ran')")
+        await until(lambda: km.provisioner.driver.state.idle.idle_since is None)
+        still.goes_on.set()
+        assert (await cell.done()).outputs == ["ran\n"]
+        # Once it is idle again, it gives way after all.
+        assert (await jupyter_env.pool.wait(other.id, 120)).state is LeaseState.HELD
+        assert km.provisioner.session.state in (State.PARKING, State.PARKED)
+
+
+@pytest.mark.long
+@STEPS
+async def test_a_kernel_that_is_killed_as_it_is_parked_leaves_its_slice_to_who_waits(
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    course: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    after: bool,
+) -> None:
+    course(yield_after="1s")
+    km = manager(jupyter_env.install("all", "1"))
+    await km.start_kernel()
+    still = StandsStill(
+        jupyter_env.pool, verb, lambda: km.provisioner.session.state is State.PARKING, after=after
+    )
+    monkeypatch.setattr(jupyter_env.pool, verb, still)
+    owner, other = await jupyter_env.only_lease(), await jupyter_env.fill(SOON)
+    await until(still.stands.is_set)
+    kill(km.provisioner.process.pid)
+    await until(lambda: km.provisioner.session.state is not State.PARKING)
+    still.goes_on.set()
+    assert (await jupyter_env.pool.wait(other.id, 120)).state is LeaseState.HELD
+    await jupyter_env.pool.release(other.id)
+    mine = (await jupyter_env.fill("1")).id
+    assert (await jupyter_env.pool.get_lease(mine)).state is LeaseState.HELD
+    await km.shutdown_kernel(now=True)
+    assert [lease.id for lease in await jupyter_env.leases()] == [mine]
+    assert sorted(await ended(jupyter_env)) == sorted({owner.id, other.id})
