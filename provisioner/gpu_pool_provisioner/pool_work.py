@@ -115,11 +115,11 @@ class PoolWork:
 
     def stay_busy(self) -> None:
         """Tell the pool that the kernel does not give way now."""
-        self._tell(self._report(self._lease_id, (), None))
+        self._tell(self._works(self._lease_id))
 
-    async def _report(self, lease_id: str, spans: Sequence[tuple[float, float]], since: float | None) -> None:
+    async def _works(self, lease_id: str) -> None:
         with suppress(GpuPoolError):
-            await self.pool.report_busy(lease_id, spans, gives_way_since=since)
+            await self.pool.report_busy(lease_id, ())
 
     def unreserve(self, lease_id: str, request: SliceRequest) -> None:
         """Let others have what was kept for a restart."""
@@ -225,7 +225,7 @@ class PoolWork:
     async def look(self, relay: Relay) -> events.Event:
         """Look at the lease, and at its device where that decides anything; ``relay`` is the kernel's.
 
-        The pool is told when the kernel worked. What it cannot hear of is left out of its history.
+        The pool is told when the kernel worked. What it cannot hear of now is told later.
         """
         known = self._driver.session.idling
         assert known is not None
@@ -235,7 +235,8 @@ class PoolWork:
                 reason = lease.end_reason.value if lease.end_reason else None
                 return events.TermsOver(idling.taken(reason, lease.notice))
             if spans := relay.busy_times.due():
-                await self._report(lease.id, spans, _unix(known.gives_way_since))
+                with suppress(GpuPoolError):
+                    await self._report(lease.id, relay, spans, known.gives_way_since)
             activity = None
             if idling.needs_device(known, lease, *relay.seen, time.monotonic()):
                 activity = await self._activity()
@@ -252,12 +253,10 @@ class PoolWork:
         lease_id, works = self._lease_id, asyncio.create_task(relay.works())
         asked = asyncio.create_task(self._until_asked(lease_id))
         try:
-            await self.pool.report_busy(
-                lease_id, relay.busy_times.due(at_once=True), gives_way_since=_unix(since)
-            )
+            await self._report(lease_id, relay, relay.busy_times.due(at_once=True), since)
             await asyncio.wait({works, asked}, return_when=asyncio.FIRST_COMPLETED)
             if works.done():
-                self._tell(self._report(lease_id, (), None))
+                self._tell(self._works(lease_id))
                 return events.Worked()
             await asked
         except LeaseGone:
@@ -266,6 +265,15 @@ class PoolWork:
             works.cancel()
             asked.cancel()
         return events.LeaseNews()
+
+    async def _report(
+        self, lease_id: str, relay: Relay, spans: Sequence[tuple[float, float]], since: float | None
+    ) -> None:
+        try:
+            await self.pool.report_busy(lease_id, spans, gives_way_since=_unix(since))
+        except BaseException:
+            relay.busy_times.untold(spans)
+            raise
 
     async def _until_asked(self, lease_id: str) -> None:
         """Return once a held lease is asked back, or is not held any more."""

@@ -330,7 +330,7 @@ class World:
             self.is_taken = True
         terms = Terms(
             ends_at=self.chance.choice([None, None, None, self.now + 1.0]),
-            idle_limit=self.chance.choice([1.0, 1.0, 100.0]),
+            idle_limit=self.chance.choice([1.0, 1.0, 100.0, None]),
             when_idle=self.chance.choice(list(WhenIdle)),
             yield_after=self.chance.choice([None, 1.0]),
         )

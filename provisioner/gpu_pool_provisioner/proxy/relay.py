@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -67,6 +67,10 @@ class BusyTimes:
             return ()
         told, self._spans, self._told_at = tuple(self._spans), [], now
         return told
+
+    def untold(self, spans: Iterable[tuple[float, float]]) -> None:
+        """Keep what was due and nobody has heard, until it is due again."""
+        self._spans = [*spans, *self._spans][-_MOST_PIECES:]
 
 
 class UnencryptedError(Exception):

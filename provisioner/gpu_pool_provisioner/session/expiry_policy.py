@@ -196,7 +196,7 @@ def _asked_back(seen: KernelObservation, now: float) -> ExpiryStep:
 
 
 def _gives_way(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
-    if seen.yields and gives_way(terms, seen, now):
+    if seen.yields and not seen.asked_back and gives_way(terms, seen, now):
         return ExpiryStep(ExpiryAction.PARK, yields=True)
     at = gives_way_at(terms, seen)
     if at is None or now >= at:

@@ -199,7 +199,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.FoundIdle: Rule(keeping.found_idle, (_S.PARKING, _S.ENDING, _S.RESUMING, *_WITH_SLICE)),
         on.FoundAtWork: Rule(keeping.found_at_work, (_S.ENDING, _S.RESUMING, *_WITH_SLICE)),
         on.Parked: Rule(keeping.parked, (_S.PARKED, _S.RESUMING)),
-        on.NotNeeded: Rule(keeping.not_needed, _WITH_SLICE),
+        on.NotNeeded: Rule(keeping.not_needed, (_S.RUNNING,)),
         on.NotParked: Rule(keeping.not_parked, (_S.RESUMING, *_WITH_SLICE)),
         on.PoolAway: Rule(keeping.away_while_parking, (_S.RESUMING, *_WITH_SLICE)),
         on.WorkSubmitted: Rule(keeping.work_while_parking, (_S.PARKING,)),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from gpu_pool_client import EndReason, Lease, LeaseState
+from gpu_pool_client import EndReason, Lease, LeaseState, PoolUnreachable
+from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, kill
@@ -203,3 +206,58 @@ async def test_a_kernel_that_is_killed_as_it_is_parked_leaves_its_slice_to_who_w
     await km.shutdown_kernel(now=True)
     assert [lease.id for lease in await jupyter_env.leases()] == [mine]
     assert sorted(await ended(jupyter_env)) == sorted({owner.id, other.id})
+
+
+async def test_what_the_pool_has_not_heard_of_a_kernels_work_is_told_again(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(yield_after="1s")
+    km = manager(jupyter_env.install("all", "1"))
+    await km.start_kernel()
+    report, is_lost = jupyter_env.pool.report_busy, threading.Event()
+
+    async def lost(lease_id: str, spans: Any, **more: Any) -> None:
+        if spans and not is_lost.is_set():
+            is_lost.set()
+            raise PoolUnreachable("Nobody answers.")
+        await report(lease_id, spans, **more)
+
+    async with frontend(km) as page:
+        await page.run("1").done()
+        other = await jupyter_env.fill(SOON)
+        assert (await jupyter_env.pool.wait(other.id, 120)).state is LeaseState.HELD
+        await jupyter_env.pool.release(other.id)
+        monkeypatch.setattr(jupyter_env.pool, "report_busy", lost)
+        await page.run("2").done()
+        await until(is_lost.is_set)
+        await until(lambda: not km.provisioner.session.idling.is_followed)
+        # It is looked at now, and not only in half a minute.
+        await in_background(km.provisioner.driver.keep(0))
+        # A kernel that has returned and run nothing would keep its slice.
+        next_one = await jupyter_env.fill(SOON)
+        assert (await jupyter_env.pool.wait(next_one.id, 20)).state is LeaseState.HELD
+
+
+@pytest.mark.long
+async def test_a_kernel_that_stands_still_is_left_alone_and_another_one_goes(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any
+) -> None:
+    course(yield_after="1s")
+    still, idles = (manager(jupyter_env.install(name, "50%")) for name in ("still", "idles"))
+    await still.start_kernel()
+    async with frontend(still) as page:
+        await page.run("kept = 42").done()
+        os.kill(still.provisioner.process.pid, signal.SIGSTOP)
+        mine = await jupyter_env.only_lease()
+        await idles.start_kernel()
+        async with frontend(idles) as other:
+            await other.run("kept = 43").done()
+            # The first has been idle for longer, and does not say whether it has done all.
+            waits = await jupyter_env.fill("50% for 10min")
+            assert (await jupyter_env.pool.wait(waits.id, 120)).state is LeaseState.HELD
+            assert (await jupyter_env.pool.get_lease(mine.id)).state is LeaseState.HELD
+            os.kill(still.provisioner.process.pid, signal.SIGCONT)
+            assert (await page.run("print(kept)").done()).outputs == ["42\n"]
+            await jupyter_env.pool.release(waits.id)
+            assert (await other.run("print(kept)").done()).outputs == ["43\n"]
+    assert await ended(jupyter_env) == [waits.id]
