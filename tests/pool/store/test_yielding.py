@@ -132,6 +132,27 @@ def test_nobody_is_asked_any_more_once_the_one_who_waited_has_gone(ours: School)
     assert ours.asked(one, two) == [one]
 
 
+def test_nobody_is_asked_any_more_once_the_one_who_waited_is_served_otherwise(ours: School) -> None:
+    one, two = ours.ask(), ours.ask()
+    ours.idles(one)
+    waiter = ours.ask()
+    assert ours.asked(one, two) == [one]
+    leases.end_lease(ours.store, two, EndReason.RELEASED)
+    assert ours.read(waiter).state is LeaseState.HELD
+    assert ours.asked(one) == []
+
+
+def test_nobody_is_asked_any_more_once_one_that_would_return_leaves_the_queue(ours: School) -> None:
+    one, two = ours.ask(), ours.ask()
+    ours.parks(one)
+    waiter = ours.ask()
+    leases.queue_again(ours.store, one)
+    ours.idles(two)
+    assert ours.asked(two, waiter) == [two]
+    leases.lend(ours.store, one)
+    assert ours.asked(two, waiter) == []
+
+
 def test_one_that_does_not_answer_is_passed_over_after_a_minute(ours: School) -> None:
     one, two = ours.ask(), ours.ask()
     ours.idles(one, 200.0)
