@@ -154,6 +154,12 @@ async def test_the_service_is_killed_as_a_kernel_asks_to_return(
         cell = page.run("runs += 1; print(runs)")
         await revived(service)
         next_one = await ask(pool, "next")
+
+        async def both_wait() -> bool:
+            return (await seen(pool))[LeaseState.WAITING] == 2
+
+        # Once it has asked again, it comes before the newcomer.
+        await eventually(both_wait)
         await pool.release(other.id)
         assert (await cell.done()).outputs[-1] == "1\n"
         # It was overtaken, and has the slice once the kernel is idle.
