@@ -9,6 +9,7 @@ from itertools import chain
 import click
 
 from gpu_pool.cli import screen
+from gpu_pool.cli.checkpoint_checks import check_checkpoint
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store
 from gpu_pool.cli.course_checks import check_courses, check_preloads
 from gpu_pool.cli.session import CommandSession, json_option, verb
@@ -62,6 +63,7 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
             check_preloads(),
             machine,
             check_isolation(),
+            check_checkpoint(),
             check_store(session),
             pool,
             check_courses(session),

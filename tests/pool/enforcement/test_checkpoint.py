@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, program
-from gpu_pool.enforcement.checkpoint.suspension import available_mib
+from gpu_pool.enforcement.checkpoint.host_memory import available_mib
 from gpu_pool.settings import PoolSettings
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import Device, LeaseState
@@ -253,21 +252,6 @@ def test_the_limit_of_a_cgroup_counts(tmp_path: Path) -> None:
 
 
 # ---- Where it cannot be had ----
-
-
-@pytest.mark.parametrize(
-    ("device", "tier", "why"),
-    [
-        (replace(H100, simulated=True), "accounting", "simulated"),
-        (replace(H100, mig_profile="1g.10gb"), "accounting", "MIG"),
-        (replace(H100, driver="565.57.01"), "accounting", "570 or newer"),
-        (H100, "mps", "MPS"),
-    ],
-)
-def test_devices_where_it_does_not_work_are_refused(
-    device: Device, tier: str, why: str, tmp_path: Path
-) -> None:
-    assert why in checkpoint(tmp_path).unavailable(device, tier)
 
 
 def test_it_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:

@@ -7,6 +7,16 @@ initialised in a Jupyter server, whose forked children it would break.
 """
 
 from gpu_pool.enforcement.checkpoint.driver_calls import Broken, NotRestored, NotSuspended, Suspended
+from gpu_pool.enforcement.checkpoint.eligibility import Hindrance
+from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
 from gpu_pool.enforcement.checkpoint.suspension import Checkpoint
 
-__all__ = ["Broken", "Checkpoint", "NotRestored", "NotSuspended", "Suspended"]
+__all__ = [
+    "Broken",
+    "Checkpoint",
+    "CheckpointProbe",
+    "Hindrance",
+    "NotRestored",
+    "NotSuspended",
+    "Suspended",
+]

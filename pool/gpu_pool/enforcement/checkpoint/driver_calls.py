@@ -91,6 +91,18 @@ def _read(line: bytes) -> Mapping[str, Any] | None:
     return None
 
 
+_IN_WORDS: Final = {
+    "CUDA_ERROR_NOT_READY": "it was busy on its GPU",
+    "CUDA_ERROR_NOT_SUPPORTED": "the driver does not support it, as with managed (UVM) or shared memory",
+    "CUDA_ERROR_NOT_PERMITTED": "the driver does not permit it to this user",
+}
+
+
+def in_words(problem: str) -> str:
+    """Return what the program said, with an error that is known explained; empty if it said nothing."""
+    return next((f"{words} ({problem})" for name, words in _IN_WORDS.items() if name in problem), problem)
+
+
 @dataclass(frozen=True, slots=True)
 class Suspended:
     """The processes of a lease were suspended: they hold no device memory any more."""

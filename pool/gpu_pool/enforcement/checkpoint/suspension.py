@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import json
 import math
 import os
@@ -20,8 +19,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from gpu_pool.enforcement.checkpoint.driver_calls import (
     Broken,
     DriverAnswer,
@@ -29,11 +26,13 @@ from gpu_pool.enforcement.checkpoint.driver_calls import (
     NotSuspended,
     Suspended,
     ask,
+    in_words,
 )
+from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
+from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
 from gpu_pool.enforcement.checkpoint.program import NO_FREE_MEMORY
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState, Process
-from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._processes import owner_of
 
@@ -158,60 +157,10 @@ def _read(path: Path) -> Record | None:
     return Record(**{**read, "processes": processes, "owner": Process(**read["owner"])})
 
 
-_MIB: Final = 1 << 20
-#: The part of the machine's memory that is used if the administrator names no other.
-_PART: Final = 4
-
-
-def budget_mib(setting: int) -> int:
-    """Return the MiB that all suspended processes may take together; ``setting`` 0 is a quarter of all."""
-    return setting or int(psutil.virtual_memory().total) // _PART // _MIB
-
-
-def available_mib(pids: Collection[int], cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the MiB that are available to each of these processes: on the machine, and in its cgroup.
-
-    What a process has on its GPU becomes its own host memory, so a limit on its
-    cgroup counts (v2 only). One that goes over it is ended by the kernel.
-    """
-    found = [int(psutil.virtual_memory().available)]
-    for pid in pids:
-        found += [_left(group) for group in _groups(pid, cgroups) if (group / "memory.max").exists()]
-    return max(min(found), 0) // _MIB
-
-
-def _groups(pid: int, cgroups: Path) -> Iterator[Path]:
-    """Yield the cgroup of a process and those around it."""
-    with contextlib.suppress(OSError):
-        for line in procfs.lines_of(Path(f"/proc/{pid}/cgroup").read_bytes()):
-            # Whoever may make groups names them.
-            if line.startswith(b"0::/") and b".." not in line:
-                group = cgroups / os.fsdecode(line.removeprefix(b"0::/"))
-                yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
-
-
-def _left(group: Path) -> int:
-    limit = (group / "memory.max").read_text().strip()
-    if limit == "max":
-        return int(psutil.virtual_memory().total)
-    fields = (line.split() for line in procfs.lines_of((group / "memory.stat").read_bytes()))
-    # Files that were read lately are let go of when memory is needed.
-    cached = sum(int(value) for name, value in fields if name == b"inactive_file")
-    return int(limit) - int((group / "memory.current").read_text()) + cached
-
-
-#: The first driver that can do it to a PyTorch process, and has it in its library.
-_FIRST_DRIVER: Final = 570
 #: MiB that the driver copies at least in each second.
 _MIB_PER_SECOND: Final = 250
 #: How often processes are tried to be brought back: once more than the driver may hang.
 _TRIES: Final = 2
-_IN_WORDS: Final = {
-    "CUDA_ERROR_NOT_READY": "it was busy on its GPU",
-    "CUDA_ERROR_NOT_SUPPORTED": "the driver does not support it, as with managed (UVM) or shared memory",
-    "CUDA_ERROR_NOT_PERMITTED": "the driver does not permit it to this user",
-    "No module named 'cuda": "cuda-bindings is missing: pip install 'jupyter-gpu-pool[checkpoint]'",
-}
 
 
 class Checkpoint:
@@ -224,6 +173,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, settings: PoolSettings) -> None:
         self._records = Records(folder)
+        self._probe = CheckpointProbe(settings)
         self._settings = settings
         self._tuning = settings.tuning
 
@@ -232,22 +182,9 @@ class Checkpoint:
 
         The first time that all else allows it, the driver is asked, which takes a second.
         """
-        major = device.driver.partition(".")[0]
         if not self._settings.checkpoint:
             return "moving device memory to host memory is not switched on (c.PoolSettings.checkpoint)"
-        if device.simulated:
-            return "the device is simulated"
-        if device.mig_profile is not None:
-            return "the device is a MIG instance, for which NVIDIA does not support it"
-        if tier.startswith("mps") and not self._settings.checkpoint_under_mps:
-            return "it is not proven on devices shared by MPS (c.PoolSettings.checkpoint_under_mps)"
-        if major.isdigit() and int(major) < _FIRST_DRIVER:
-            return f"it needs driver {_FIRST_DRIVER} or newer, and this is {device.driver}"
-        return self._probe
-
-    @functools.cached_property
-    def _probe(self) -> str:
-        return _in_words(ask("probe", limit=self._tuning.driver_within).problem)
+        return next((each.why for each in self._probe.hindrances(device, tier) if each.certain), "")
 
     def suspend(self, lease_id: str, pids: Collection[int]) -> Suspended:
         """Move what these processes of a lease hold on devices to host memory.
@@ -277,7 +214,7 @@ class Checkpoint:
         limit = self._limit(record) + math.ceil(len(pids) * lock_ms / 1000)
         answer = ask("suspend", *arguments, limit=limit, keep_open=[claim.file])
         if answer.code != 0:
-            why = _in_words(answer.problem)
+            why = in_words(answer.problem)
             self._undo(claim, why)
             raise NotSuspended(f"Its device memory was not moved: {why}.")
         with self._records.counted():
@@ -399,7 +336,7 @@ class Checkpoint:
             if not _stuck(record, answer):
                 break
         if stuck := _stuck(record, answer):
-            raise Broken(stuck, _in_words(answer.problem) or "the driver does not say why")
+            raise Broken(stuck, in_words(answer.problem) or "the driver does not say why")
         claim.remove()
 
     def _limit(self, record: Record) -> int:
@@ -423,7 +360,3 @@ def _own(pids: Collection[int]) -> tuple[Process, ...]:
 def _stuck(record: Record, answer: DriverAnswer) -> list[int]:
     states = answer.states()
     return [pid for pid in record.living() if states.get(pid) != "running"]
-
-
-def _in_words(problem: str) -> str:
-    return next((f"{words} ({problem})" for name, words in _IN_WORDS.items() if name in problem), problem)

@@ -1,0 +1,54 @@
+"""What ``doctor`` says of moving what idle kernels keep on a GPU to host memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gpu_pool.cli.checks import Check
+from gpu_pool_client import Device, GpuPoolError
+
+if TYPE_CHECKING:
+    from gpu_pool.enforcement.checkpoint import Hindrance
+
+
+def check_checkpoint() -> Iterator[Check]:
+    """Say whether what idle kernels keep on each GPU can be moved; where not, name every reason.
+
+    The driver is asked where nothing else stands in the way, which takes a second.
+    """
+    # Imported here because health, which is asked often, does not need it.
+    from gpu_pool.devices import discover
+    from gpu_pool.enforcement.checkpoint import CheckpointProbe
+    from gpu_pool.settings import load_settings
+
+    try:
+        settings = load_settings()
+        devices = [each for each in discover().devices if not each.simulated]
+    except GpuPoolError:  # told by other checks
+        return
+    if not devices:
+        return
+    if not settings.checkpoint:
+        text = (
+            "off (c.PoolSettings.checkpoint): an idle kernel that keeps anything on its GPU keeps its slice"
+        )
+        yield Check("checkpoint", "ok", text)
+        return
+    probe = CheckpointProbe(settings)
+    alike: defaultdict[tuple[Hindrance, ...], list[Device]] = defaultdict(list)
+    for device in devices:
+        tier = "mig" if device.mig_profile else settings.tier
+        alike[tuple(probe.hindrances(device, tier))].append(device)
+    for found, its_devices in alike.items():
+        yield from _told(found, its_devices)
+
+
+def _told(found: Sequence[Hindrance], devices: Sequence[Device]) -> Iterator[Check]:
+    which = "GPU " + ", ".join(dict.fromkeys(str(each.index) for each in devices))
+    if not any(each.certain for each in found):
+        yield Check("checkpoint", "ok", f"{which}: what idle kernels keep there can be moved to host memory")
+    for each in found:
+        ends = "an idle kernel keeps its slice, since" if each.certain else "it is not known to work:"
+        yield Check("checkpoint", "note", f"{which}: {ends} {each.why}", each.remedy)

@@ -1,0 +1,54 @@
+"""How much host memory parked kernels may take, and how much there is for one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from gpu_pool_client import _procfs as procfs
+
+_MIB: Final = 1 << 20
+#: The part of the machine's memory that is used if the administrator names no other.
+_PART: Final = 4
+
+
+def budget_mib(setting: int) -> int:
+    """Return the MiB that all suspended processes may take together; ``setting`` 0 is a quarter of all."""
+    return setting or int(psutil.virtual_memory().total) // _PART // _MIB
+
+
+def available_mib(pids: Collection[int], cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the MiB that are available to each of these processes: on the machine, and in its cgroup.
+
+    What a process has on its GPU becomes its own host memory, so a limit on its
+    cgroup counts (v2 only). One that goes over it is ended by the kernel.
+    """
+    found = [int(psutil.virtual_memory().available)]
+    for pid in pids:
+        found += [_left(group) for group in _groups(pid, cgroups) if (group / "memory.max").exists()]
+    return max(min(found), 0) // _MIB
+
+
+def _groups(pid: int, cgroups: Path) -> Iterator[Path]:
+    """Yield the cgroup of a process and those around it."""
+    with contextlib.suppress(OSError):
+        for line in procfs.lines_of(Path(f"/proc/{pid}/cgroup").read_bytes()):
+            # Whoever may make groups names them.
+            if line.startswith(b"0::/") and b".." not in line:
+                group = cgroups / os.fsdecode(line.removeprefix(b"0::/"))
+                yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
+
+
+def _left(group: Path) -> int:
+    limit = (group / "memory.max").read_text().strip()
+    if limit == "max":
+        return int(psutil.virtual_memory().total)
+    fields = (line.split() for line in procfs.lines_of((group / "memory.stat").read_bytes()))
+    # Files that were read lately are let go of when memory is needed.
+    cached = sum(int(value) for name, value in fields if name == b"inactive_file")
+    return int(limit) - int((group / "memory.current").read_text()) + cached

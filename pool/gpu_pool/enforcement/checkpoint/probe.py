@@ -1,0 +1,50 @@
+"""Whether what processes keep on a device can be moved here: reads the facts, and asks the driver."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+from typing import Final
+
+from gpu_pool.enforcement.checkpoint.driver_calls import ask, in_words
+from gpu_pool.enforcement.checkpoint.eligibility import CheckpointFacts, Hindrance, hindrances
+from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import Device
+
+_REMEDY: Final = "Where the driver does not permit it: sudo nvidia-smi -pm 1. Then ask again: gpu-pool doctor"
+
+
+class CheckpointProbe:
+    """Finds out what keeps processes on a device from being moved to host memory."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+
+    def hindrances(self, device: Device, tier: str) -> list[Hindrance]:
+        """Return all that stands in the way on a device that this tier enforces, the most certain first.
+
+        Whatever the settings switch on. The driver is asked where nothing else is certain, once: that takes
+        a second.
+        """
+        found = hindrances(self._facts(device, tier), under_mps=self._settings.checkpoint_under_mps)
+        if not any(each.certain for each in found) and self._refusal:
+            found.insert(0, Hindrance(self._refusal, _REMEDY))
+        return found
+
+    def _facts(self, device: Device, tier: str) -> CheckpointFacts:
+        budget = budget_mib(self._settings.checkpoint_host_mib)
+        return CheckpointFacts(
+            device=device,
+            tier=tier,
+            machine=platform.machine(),
+            has_bindings=importlib.util.find_spec("cuda") is not None,
+            host_mib=min(budget, available_mib([os.getpid()])),
+        )
+
+    @functools.cached_property
+    def _refusal(self) -> str:
+        """Why the driver would not do it to any process; empty if it would."""
+        return in_words(ask("probe", limit=self._settings.tuning.driver_within).problem)

@@ -1,0 +1,76 @@
+"""Whether what processes keep on a device can be moved, decided from what is known of it and its machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.enforcement.checkpoint.eligibility import CheckpointFacts, hindrances
+from gpu_pool_client import Device
+from support.checkpoints import checkpoint
+
+H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05", context_mib=519)
+KNOWN = CheckpointFacts(H100, tier="accounting", machine="x86_64", has_bindings=True, host_mib=4096)
+
+
+def reasons(facts: CheckpointFacts) -> list[tuple[str, bool]]:
+    return [(each.why, each.certain) for each in hindrances(facts, under_mps=False)]
+
+
+def test_nothing_hinders_what_was_seen_to_work() -> None:
+    assert reasons(KNOWN) == []
+    assert reasons(replace(KNOWN, host_mib=519)) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "why", "certain"),
+    [
+        (replace(KNOWN, device=replace(H100, simulated=True)), "simulated", True),
+        (replace(KNOWN, device=replace(H100, mig_profile="1g.10gb")), "MIG", True),
+        (replace(KNOWN, device=replace(H100, unified=True)), "no memory of its own", True),
+        (
+            replace(KNOWN, device=replace(H100, driver="565.57.01")),
+            "and this is 565.57.01",
+            True,
+        ),
+        (replace(KNOWN, device=replace(H100, driver="570.158.01")), "from 580 to below 610", False),
+        (replace(KNOWN, device=replace(H100, driver="610.43")), "from 580 to below 610", False),
+        (replace(KNOWN, device=replace(H100, driver="")), "not known", False),
+        (replace(KNOWN, machine="aarch64"), "this is aarch64", False),
+        (replace(KNOWN, tier="mps"), "MPS", True),
+        (replace(KNOWN, tier="cgroups"), "MPS", True),
+        (replace(KNOWN, has_bindings=False), "cuda-bindings is missing", True),
+        (replace(KNOWN, host_mib=518), "518 MiB of host memory are left", True),
+    ],
+)
+def test_each_hindrance_is_told_with_what_to_do(facts: CheckpointFacts, why: str, certain: bool) -> None:
+    (found,) = hindrances(facts, under_mps=False)
+    assert why in found.why
+    assert found.certain is certain
+    assert found.remedy
+
+
+def test_all_hindrances_are_told_the_certain_ones_first() -> None:
+    poor = replace(KNOWN, device=replace(H100, driver="570.1"), machine="aarch64", has_bindings=False)
+    assert [certain for _, certain in reasons(poor)] == [True, False, False]
+
+
+def test_mps_is_tried_where_the_administrator_has_seen_it() -> None:
+    assert hindrances(replace(KNOWN, tier="mps"), under_mps=True) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "tier", "why"),
+    [
+        (replace(H100, simulated=True), "accounting", "simulated"),
+        (replace(H100, mig_profile="1g.10gb"), "accounting", "MIG"),
+        (replace(H100, driver="565.57.01"), "accounting", "570 or newer"),
+        (H100, "mps", "MPS"),
+    ],
+)
+def test_devices_where_it_does_not_work_are_refused(
+    device: Device, tier: str, why: str, tmp_path: Path
+) -> None:
+    assert why in checkpoint(tmp_path).unavailable(device, tier)
