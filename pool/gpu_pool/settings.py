@@ -21,7 +21,7 @@ from gpu_pool.policy.sharing import Sharing, read_course, read_group, read_quota
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import WHOLE, BadRequest, parse_duration
 from gpu_pool_client._requests import MAX_COUNT, MAX_MIB
-from gpu_pool_client._traits import Number, Seconds, WholeNumber
+from gpu_pool_client._traits import Number, Seconds, Switch, WholeNumber
 
 _NAME = "gpu_pool_config"
 
@@ -146,10 +146,10 @@ class PoolSettings(Configurable):
         1.0, min=0.1, max=60.0, help="Seconds between two measurements of what uses the devices."
     ).tag(config=True)
 
-    checkpoint = Bool(
-        False,
+    checkpoint = Switch(
         help="""Whether idle kernels that hold device memory are parked, too, by moving it to host memory
-        with CUDA checkpoint. Needs driver 570 or newer and jupyter-gpu-pool[checkpoint].""",
+        with CUDA checkpoint: auto (where it is known to work, see gpu-pool doctor), on (also where it is not
+        known to), or off. Needs driver 570 or newer and jupyter-gpu-pool[checkpoint].""",
     ).tag(config=True)
     checkpoint_under_mps = Bool(
         False,

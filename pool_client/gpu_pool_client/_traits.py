@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from traitlets import Float, Integer, TraitError
+from traitlets import Enum, Float, Integer, TraitError
 
 from gpu_pool_client._durations import LONGEST, parse_duration
 from gpu_pool_client._errors import BadRequest
@@ -30,6 +30,19 @@ class Number(Float[float, float]):
         if is_number and self.min <= value <= self.max:  # which NaN is not
             return float(value)
         raise TraitError(f"{self.name} is {_shown(value)}; it must be a number {_range(self)}.")
+
+
+class Switch(Enum[str]):
+    """``auto``, ``on`` or ``off``, by default ``auto``; ``True`` is on, and ``False`` is off."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(("auto", "on", "off"), "auto", **settings)
+
+    def validate(self, obj: Any, value: Any) -> str:
+        """Return one of the three words. Raises ``TraitError``. Called at every assignment."""
+        if isinstance(value, bool):
+            value = "on" if value else "off"
+        return super().validate(obj, value)
 
 
 def _shown(value: object) -> str:

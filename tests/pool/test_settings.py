@@ -36,6 +36,28 @@ def test_a_lease_has_as_many_contexts_as_is_set(folder: Path) -> None:
     assert load_settings().rules.lease_contexts == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("", "auto"),
+        ("c.PoolSettings.checkpoint = True", "on"),
+        ("c.PoolSettings.checkpoint = False", "off"),
+        ("c.PoolSettings.checkpoint = 'off'", "off"),
+        ("c.PoolSettings.checkpoint = 'auto'", "auto"),
+    ],
+)
+def test_what_can_be_on_or_off_is_also_written_as_a_boolean(folder: Path, line: str, meant: str) -> None:
+    (folder / "gpu_pool_config.py").write_text(line)
+    assert load_settings().checkpoint == meant
+
+
+@pytest.mark.parametrize("value", ["'yes'", "1", "None"])
+def test_no_other_word_switches_anything(folder: Path, value: str) -> None:
+    (folder / "gpu_pool_config.py").write_text(f"c.PoolSettings.checkpoint = {value}")
+    with pytest.raises(BadRequest, match="checkpoint"):
+        load_settings()
+
+
 def test_compute_may_be_granted_more_than_once_over(folder: Path) -> None:
     (folder / "gpu_pool_config.py").write_text("c.PoolSettings.compute_overcommit = 2.5")
     assert load_settings().rules.device_milli == 2500

@@ -30,7 +30,7 @@ def check_checkpoint() -> Iterator[Check]:
         return
     if not devices:
         return
-    if not settings.checkpoint:
+    if settings.checkpoint == "off":
         text = (
             "off (c.PoolSettings.checkpoint): an idle kernel that keeps anything on its GPU keeps its slice"
         )
@@ -47,8 +47,8 @@ def check_checkpoint() -> Iterator[Check]:
 
 def _told(found: Sequence[Hindrance], devices: Sequence[Device]) -> Iterator[Check]:
     which = "GPU " + ", ".join(dict.fromkeys(str(each.index) for each in devices))
-    if not any(each.certain for each in found):
+    if not any(each.decisive for each in found):
         yield Check("checkpoint", "ok", f"{which}: what idle kernels keep there can be moved to host memory")
     for each in found:
-        ends = "an idle kernel keeps its slice, since" if each.certain else "it is not known to work:"
-        yield Check("checkpoint", "note", f"{which}: {ends} {each.why}", each.remedy)
+        begins = "an idle kernel keeps its slice, since" if each.decisive else "it is tried as is set, though"
+        yield Check("checkpoint", "note", f"{which}: {begins} {each.why}", each.remedy)

@@ -53,7 +53,7 @@ class Lost(Exception):
 
 
 class ParkedMemory:
-    """Moves the device memory of leases, where the administrator has switched that on.
+    """Moves the device memory of leases, where that can be done.
 
     ``store`` is the pool's file, beside which is recorded what was moved.
     """
@@ -63,6 +63,8 @@ class ParkedMemory:
         self._settings = settings
         self._isolation = isolation
         self._worker = Worker("gpu-pool-memory")
+        # One of its own: whoever asks whether it can be done does not wait for what is being moved.
+        self._prober = Worker("gpu-pool-probe")
 
     @functools.cached_property
     def _checkpoint(self) -> Checkpoint:
@@ -70,7 +72,7 @@ class ParkedMemory:
 
     async def is_movable(self, lease: Lease) -> bool:
         """Whether it can be tried to move a held lease's memory off its devices."""
-        return not await self._worker.run(lambda: self._unavailable(lease), _MOVE_WITHIN)
+        return not await self._prober.run(lambda: self._unavailable(lease), _MOVE_WITHIN)
 
     def _unavailable(self, lease: Lease) -> str:
         tiers = [(part.device, self._isolation.tier(part.device).name) for part in lease.slices]
@@ -132,6 +134,7 @@ class ParkedMemory:
     def stop(self) -> None:
         """End the thread."""
         self._worker.stop()
+        self._prober.stop()
 
 
 def _kept(why: str) -> NotAllowed:

@@ -275,7 +275,7 @@ class GpuPool(Pool):
             cuda = self.core.settings.tuning.cuda_device
             return Activity(initialised=await in_own_thread(uses_cuda, lease.process, lease.id, cuda))
         found, suspension = await self._activity(lease), self.backend.suspension
-        if self.core.settings.checkpoint and found.initialised and suspension is not None:
+        if self.core.settings.checkpoint != "off" and found.initialised and suspension is not None:
             return replace(found, movable=await suspension.is_movable(lease))
         return found
 

@@ -39,7 +39,7 @@ def told(terminal: Terminal) -> list[tuple[str, str, str]]:
 
 def test_where_it_works_that_is_told(terminal: Terminal, machine: nvml_stub.Machine) -> None:
     machine.show("driver 580.95.05\n" + GPU.format("a") + GPU.format("b"))
-    configure(terminal, "checkpoint = True")
+    configure(terminal, "checkpoint = 'on'")
     ((state, text, _),) = told(terminal)
     assert state == "ok"
     assert text == "GPU 0, 1: what idle kernels keep there can be moved to host memory"
@@ -68,8 +68,22 @@ def test_what_the_driver_says_is_told(terminal: Terminal, machine: nvml_stub.Mac
     assert "not found" in text
 
 
+def test_what_is_not_known_to_work_is_tried_where_it_is_switched_on(
+    terminal: Terminal, machine: nvml_stub.Machine
+) -> None:
+    machine.show("driver 610.43\n" + GPU.format("a"))
+    ((state, text, remedy),) = told(terminal)
+    assert (state, text.partition(", since ")[0]) == ("note", "GPU 0: an idle kernel keeps its slice")
+    assert "c.PoolSettings.checkpoint = 'on'" in remedy
+    configure(terminal, "checkpoint = 'on'")
+    (ok, *_), (note, text, _) = told(terminal)
+    assert (ok, note) == ("ok", "note")
+    assert "it is tried as is set" in text
+
+
 def test_that_it_is_off_is_told_where_there_are_gpus(terminal: Terminal, machine: nvml_stub.Machine) -> None:
     machine.show("driver 580.95.05\n" + GPU.format("a"))
+    configure(terminal, "checkpoint = False")
     ((state, text, _),) = told(terminal)
     assert state == "ok"
     assert text.startswith("off (c.PoolSettings.checkpoint)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -254,8 +255,20 @@ def test_the_limit_of_a_cgroup_counts(tmp_path: Path) -> None:
 # ---- Where it cannot be had ----
 
 
-def test_it_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
-    assert "not switched on" in Checkpoint(tmp_path, PoolSettings()).unavailable(H100, "accounting")
+def test_by_itself_it_is_on_where_it_is_known_to_work(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    untouched = Checkpoint(tmp_path, PoolSettings())
+    assert untouched.unavailable(H100, "accounting") == ""
+    newer = replace(H100, driver="615.43")
+    assert "and this is 615.43" in untouched.unavailable(newer, "accounting")
+    assert checkpoint(tmp_path).unavailable(newer, "accounting") == ""
+
+
+def test_it_can_be_switched_off(driver: Driver, tmp_path: Path) -> None:
+    off = Checkpoint(tmp_path, PoolSettings(checkpoint="off"))
+    assert "switched off" in off.unavailable(H100, "accounting")
 
 
 def test_it_is_available_where_the_driver_has_it(driver: Driver, tmp_path: Path) -> None:

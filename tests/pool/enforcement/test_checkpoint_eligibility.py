@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.enforcement.checkpoint.eligibility import CheckpointFacts, hindrances
+from gpu_pool.enforcement.checkpoint.eligibility import CheckpointFacts, Hindrance, hindrances
 from gpu_pool_client import Device
 from support.checkpoints import checkpoint
 
@@ -15,13 +15,13 @@ H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05", context_mib=
 KNOWN = CheckpointFacts(H100, tier="accounting", machine="x86_64", has_bindings=True, host_mib=4096)
 
 
-def reasons(facts: CheckpointFacts) -> list[tuple[str, bool]]:
-    return [(each.why, each.certain) for each in hindrances(facts, under_mps=False)]
+def found(facts: CheckpointFacts, *, insisted: bool = False, under_mps: bool = False) -> list[Hindrance]:
+    return hindrances(facts, insisted=insisted, under_mps=under_mps)
 
 
 def test_nothing_hinders_what_was_seen_to_work() -> None:
-    assert reasons(KNOWN) == []
-    assert reasons(replace(KNOWN, host_mib=519)) == []
+    assert found(KNOWN) == []
+    assert found(replace(KNOWN, host_mib=519)) == []
 
 
 @pytest.mark.parametrize(
@@ -46,19 +46,21 @@ def test_nothing_hinders_what_was_seen_to_work() -> None:
     ],
 )
 def test_each_hindrance_is_told_with_what_to_do(facts: CheckpointFacts, why: str, certain: bool) -> None:
-    (found,) = hindrances(facts, under_mps=False)
-    assert why in found.why
-    assert found.certain is certain
-    assert found.remedy
+    (one,) = found(facts)
+    assert why in one.why
+    assert one.remedy
+    assert one.decisive
+    (insisted,) = found(facts, insisted=True)
+    assert insisted == replace(one, decisive=certain)
 
 
-def test_all_hindrances_are_told_the_certain_ones_first() -> None:
+def test_all_hindrances_are_told_the_decisive_ones_first() -> None:
     poor = replace(KNOWN, device=replace(H100, driver="570.1"), machine="aarch64", has_bindings=False)
-    assert [certain for _, certain in reasons(poor)] == [True, False, False]
+    assert [each.decisive for each in found(poor, insisted=True)] == [True, False, False]
 
 
 def test_mps_is_tried_where_the_administrator_has_seen_it() -> None:
-    assert hindrances(replace(KNOWN, tier="mps"), under_mps=True) == []
+    assert found(replace(KNOWN, tier="mps"), under_mps=True) == []
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ async def test_it_keeps_its_slice_where_the_driver_refuses(pool: Pool, driver: D
     assert driver.state(pid) == "running"
 
 
-async def test_it_keeps_its_slice_where_that_is_not_switched_on(
+async def test_it_keeps_its_slice_where_that_is_switched_off(
     tmp_path: Path, driver: Driver, pid: int
 ) -> None:
-    async with open_pool(tmp_path, driver) as pool:
+    async with open_pool(tmp_path, driver, checkpoint="off") as pool:
         lease = await held(pool, pid)
         assert not (await pool.activity(lease.id)).movable
         with pytest.raises(NotAllowed, match="c.PoolSettings.checkpoint"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpu_pool_client import Device
@@ -17,6 +17,7 @@ _PROVEN_DRIVERS: Final = range(580, 610)
 _MACHINE: Final = "x86_64"
 #: The tiers whose processes reach their device through MPS.
 BY_MPS: Final = ("mps", "cgroups")
+_TRY: Final = "Try make test-gpu on a GPU that nobody uses; if that works: c.PoolSettings.checkpoint = 'on'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Hindrance:
     why: str
     #: What an administrator can do, in a sentence.
     remedy: str
-    #: Whether it is certain; otherwise it is only not known to work, and may be tried.
-    certain: bool = True
+    #: Whether they are kept for it. Otherwise it is not known to work, and the administrator has it tried.
+    decisive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,17 @@ class CheckpointFacts:
     host_mib: int
 
 
-def hindrances(facts: CheckpointFacts, *, under_mps: bool) -> list[Hindrance]:
-    """Return all that keeps processes on a device from being moved, the most certain first.
+def hindrances(facts: CheckpointFacts, *, insisted: bool, under_mps: bool) -> list[Hindrance]:
+    """Return all that keeps processes on a device from being moved, what is decisive first.
 
-    ``under_mps`` says that the administrator has seen it work under MPS. What only the driver knows is not
-    among them.
+    Parameters
+    ----------
+    facts:
+        What is known. What only the driver knows is not among it.
+    insisted:
+        Whether the administrator has it tried where it is not known to work.
+    under_mps:
+        Whether the administrator has seen it work under MPS.
     """
     found = [*_of_device(facts.device), *_of_machine(facts)]
     if facts.tier in BY_MPS and not under_mps:
@@ -60,7 +67,9 @@ def hindrances(facts: CheckpointFacts, *, under_mps: bool) -> list[Hindrance]:
                 "Set c.PoolSettings.checkpoint_under_mps = True once you have seen that the driver does it.",
             )
         )
-    return sorted(found, key=lambda each: not each.certain)
+    if not insisted:
+        return [replace(each, decisive=True) for each in found]
+    return sorted(found, key=lambda each: not each.decisive)
 
 
 def _of_device(device: Device) -> Iterator[Hindrance]:
@@ -82,9 +91,7 @@ def _of_driver(driver: str) -> Iterator[Hindrance]:
     major = driver.partition(".")[0]
     number = int(major) if major.isascii() and major.isdigit() else None
     if number is None:
-        yield Hindrance(
-            "the version of its driver is not known", "Look at it with nvidia-smi.", certain=False
-        )
+        yield Hindrance("the version of its driver is not known", _TRY, decisive=False)
     elif number < _FIRST_DRIVER:
         yield Hindrance(
             f"it needs driver {_FIRST_DRIVER} or newer, and this is {driver}",
@@ -94,8 +101,8 @@ def _of_driver(driver: str) -> Iterator[Hindrance]:
         yield Hindrance(
             f"it is known to work with drivers from {_PROVEN_DRIVERS.start} to below {_PROVEN_DRIVERS.stop}, "
             f"and this is {driver}",
-            "Try it with make test-gpu, on a GPU that nobody uses, before you switch it on.",
-            certain=False,
+            _TRY,
+            decisive=False,
         )
 
 
@@ -114,6 +121,6 @@ def _of_machine(facts: CheckpointFacts) -> Iterator[Hindrance]:
     if facts.machine != _MACHINE:
         yield Hindrance(
             f"NVIDIA names no architecture but {_MACHINE} for it, and this is {facts.machine}",
-            "Try it with make test-gpu, on a GPU that nobody uses, before you switch it on.",
-            certain=False,
+            _TRY,
+            decisive=False,
         )

@@ -24,13 +24,16 @@ class CheckpointProbe:
         self._settings = settings
 
     def hindrances(self, device: Device, tier: str) -> list[Hindrance]:
-        """Return all that stands in the way on a device that this tier enforces, the most certain first.
+        """Return all that stands in the way on a device that this tier enforces, what is decisive first.
 
-        Whatever the settings switch on. The driver is asked where nothing else is certain, once: that takes
-        a second.
+        The driver is asked where nothing else is decisive, once: that takes a second.
         """
-        found = hindrances(self._facts(device, tier), under_mps=self._settings.checkpoint_under_mps)
-        if not any(each.certain for each in found) and self._refusal:
+        found = hindrances(
+            self._facts(device, tier),
+            insisted=self._settings.checkpoint == "on",
+            under_mps=self._settings.checkpoint_under_mps,
+        )
+        if not any(each.decisive for each in found) and self._refusal:
             found.insert(0, Hindrance(self._refusal, _REMEDY))
         return found
 

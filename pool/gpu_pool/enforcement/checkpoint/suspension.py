@@ -182,9 +182,9 @@ class Checkpoint:
 
         The first time that all else allows it, the driver is asked, which takes a second.
         """
-        if not self._settings.checkpoint:
-            return "moving device memory to host memory is not switched on (c.PoolSettings.checkpoint)"
-        return next((each.why for each in self._probe.hindrances(device, tier) if each.certain), "")
+        if self._settings.checkpoint == "off":
+            return "moving device memory to host memory is switched off (c.PoolSettings.checkpoint)"
+        return next((each.why for each in self._probe.hindrances(device, tier) if each.decisive), "")
 
     def suspend(self, lease_id: str, pids: Collection[int]) -> Suspended:
         """Move what these processes of a lease hold on devices to host memory.
