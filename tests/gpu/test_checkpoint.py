@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotSuspended
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState
+from gpu_pool_client._processes import family
 
 pytestmark = pytest.mark.gpu
 
@@ -101,6 +104,48 @@ def test_memory_is_free_for_another_and_comes_back(kind: str, pool: Checkpoint) 
             assert asked(another) == before
         pool.restore("lease")
         assert asked(process) == before
+
+
+def test_what_was_forked_after_cuda_was_used_is_found_before_it_is_tried(pool: Checkpoint) -> None:
+    """A worker of a DataLoader is such a process: it has the GPU open, and computes nothing there."""
+    fork = "if os.fork() == 0:\n    time.sleep(600)\nprint"
+    forking = DRIVER.replace("print", fork, 1).replace("import ctypes, sys", "import ctypes, os, sys, time")
+    with holding(forking) as process:
+        before, users = asked(process), family(process.pid)
+        try:
+            assert len(users) == 2
+            with pytest.raises(NotSuspended, match="forked after CUDA was used"):
+                pool.suspend("lease", users)
+            assert asked(process) == before
+        finally:
+            for pid in users:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_several_processes_are_moved_together_or_none_of_them(pool: Checkpoint) -> None:
+    with holding(DRIVER) as one, holding(DRIVER) as other:
+        before = asked(one), asked(other)
+        try:
+            pool.suspend("lease", [one.pid, other.pid])
+            pool.restore("lease")
+        except NotSuspended:
+            pass
+        assert (asked(one), asked(other)) == before
+
+
+def test_by_itself_one_process_is_moved_and_several_are_not(
+    pool: Checkpoint, device: Device, tmp_path: Path
+) -> None:
+    by_itself = Checkpoint(tmp_path, PoolSettings())
+    if why := by_itself.unavailable(device, "accounting"):
+        pytest.skip(f"it is not done by itself here: {why}")
+    with holding(DRIVER) as one, holding(DRIVER) as other:
+        before = asked(one)
+        with pytest.raises(NotSuspended, match="may share memory"):
+            by_itself.suspend("lease", [one.pid, other.pid])
+        by_itself.suspend("lease", [one.pid])
+        by_itself.restore("lease")
+        assert asked(one) == before
 
 
 def test_a_suspended_process_can_be_killed(pool: Checkpoint) -> None:

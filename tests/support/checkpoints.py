@@ -15,7 +15,7 @@ from support.cuda_stub import Driver
 def checkpoint(folder: Path, tuning: Tuning = Tuning(), **settings: Any) -> Checkpoint:  # noqa: B008
     """Return what suspends processes; nobody waits until memory is free that the driver's stand-in has."""
     settings["tuning"] = replace(tuning, memory_free_within=0)
-    return Checkpoint(folder / "suspended", PoolSettings(checkpoint=True, **settings))
+    return Checkpoint(folder / "suspended", PoolSettings(**{"checkpoint": "on", **settings}))
 
 
 def records(folder: Path) -> list[str]:

@@ -149,6 +149,26 @@ def test_what_cannot_be_measured_is_kept(driver: Driver, pids: list[int], tmp_pa
     assert driver.calls(pids[0]) == []
 
 
+def test_what_was_forked_after_cuda_was_used_is_found_before_anything_is_suspended(
+    driver: Driver, pids: list[int], tmp_path: Path
+) -> None:
+    driver.scenario(f"unseen {pids[1]}")
+    with pytest.raises(NotSuspended, match=f"process {pids[1]} .* forked after CUDA was used"):
+        checkpoint(tmp_path).suspend("l1", pids)
+    assert driver.calls(pids[0]) == []
+    assert records(tmp_path) == []
+
+
+def test_several_processes_are_moved_only_where_the_administrator_has_it_tried(
+    driver: Driver, pids: list[int], tmp_path: Path
+) -> None:
+    by_itself = checkpoint(tmp_path, checkpoint="auto")
+    with pytest.raises(NotSuspended, match="may share memory"):
+        by_itself.suspend("l1", pids)
+    assert driver.calls(pids[0]) == []
+    assert by_itself.suspend("l1", pids[:1]).host_mib == 512
+
+
 def test_processes_of_others_are_kept(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

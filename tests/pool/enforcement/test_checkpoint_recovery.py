@@ -46,7 +46,7 @@ async def test_nobody_interferes_while_the_program_of_a_killed_pool_is_at_work(
             "from gpu_pool.enforcement.checkpoint import Checkpoint",
             "from gpu_pool.settings import PoolSettings",
             "from gpu_pool.tuning import Tuning",
-            "impatient = PoolSettings(tuning=Tuning(driver_within=4, driver_lock_ms=1))",
+            "impatient = PoolSettings(checkpoint='on', tuning=Tuning(driver_within=4, driver_lock_ms=1))",
             f"pool = Checkpoint(Path({str(tmp_path / 'suspended')!r}), impatient)",
             f"pool.suspend('l1', {pids})",
         )

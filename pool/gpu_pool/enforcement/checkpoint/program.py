@@ -5,8 +5,8 @@ object a line:
 
 ``{"pid": 12, "step": "lock", "state": "locked"}``
     after each step: the state of the process as the driver has it;
-``{"used": {"GPU-…": 512}}``
-    what the processes hold, in MiB by the UUID of a GPU (``measure``);
+``{"used": {"GPU-…": 512}, "computing": [12]}``
+    what the processes hold, in MiB by the UUID of a GPU, and which of them hold it (``measure``);
 ``{"error": "…"}``
     why it stops here (``suspend``), or goes on with the next process (``restore``).
 
@@ -31,7 +31,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 #: The exit status when nothing was done, for want of device memory.
@@ -117,7 +117,8 @@ def _probe(_given: argparse.Namespace) -> int:
 
 
 def _measure(given: argparse.Namespace) -> int:
-    _say(used=_used_mib(given.pids))
+    held = _held(given.pids)
+    _say(used=_sums_mib(held), computing=sorted({pid for each in held.values() for pid in each}))
     return 0
 
 
@@ -257,19 +258,29 @@ def _missing(pids: Sequence[int], wanted: dict[str, int]) -> dict[str, int]:
 
 def _used_mib(pids: Collection[int]) -> dict[str, int]:
     """Return the MiB that these processes hold together, by the UUID of each GPU that they use."""
+    return _sums_mib(_held(pids))
+
+
+def _sums_mib(held: Mapping[str, Mapping[int, int]]) -> dict[str, int]:
+    sums = {uuid: math.ceil(sum(each.values()) / _MIB) for uuid, each in held.items()}
+    return {uuid: mib for uuid, mib in sums.items() if mib}
+
+
+def _held(pids: Collection[int]) -> dict[str, dict[int, int]]:
+    """Return the bytes that each of these processes holds, by the UUID of each GPU."""
     with _nvml() as nvml:
         handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-        used = {str(nvml.nvmlDeviceGetUUID(each)): _used_on(each, pids) for each in handles}
-    return {uuid: mib for uuid, mib in used.items() if mib}
+        return {str(nvml.nvmlDeviceGetUUID(each)): _held_on(each, pids) for each in handles}
 
 
-def _used_on(handle: Any, pids: Collection[int]) -> int:
+def _held_on(handle: Any, pids: Collection[int]) -> dict[int, int]:
     from gpu_pool.nvml.process_memory import computing
 
-    held = [used for pid, used in computing(handle).items() if pid in pids]
-    if None in held:
+    found = {pid: used for pid, used in computing(handle).items() if pid in pids}
+    held = {pid: used for pid, used in found.items() if used is not None}
+    if len(held) < len(found):
         raise DriverRefused("NVML does not say how much memory the process holds")
-    return math.ceil(sum(each or 0 for each in held) / _MIB)
+    return held
 
 
 def _free_mib(uuids: Collection[str]) -> dict[str, int]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpu_pool.enforcement.checkpoint.driver_calls import (
     Broken,
@@ -30,6 +30,7 @@ from gpu_pool.enforcement.checkpoint.driver_calls import (
 )
 from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
 from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
+from gpu_pool.enforcement.checkpoint.processes import facts_of, why_kept
 from gpu_pool.enforcement.checkpoint.program import NO_FREE_MEMORY
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState, Process
@@ -300,13 +301,17 @@ class Checkpoint:
         return None
 
     def _measured(self, pids: Collection[int]) -> Mapping[str, int]:
-        """Return what the processes hold, in MiB by GPU; refuse what cannot be measured."""
+        """Return what the processes hold, in MiB by GPU; refuse what cannot be measured, or moved."""
         answer = ask("measure", *sorted(pids), limit=self._tuning.driver_within)
-        used: Mapping[str, int] = next((line["used"] for line in answer.lines if "used" in line), {})
+        found: Mapping[str, Any] = next((line for line in answer.lines if "used" in line), {})
+        used: Mapping[str, int] = found.get("used", {})
         if not used:
             # In a container the driver may name the processes otherwise than we do.
             why = answer.problem or "NVML sees none of its processes"
             raise NotSuspended(f"What it holds on its GPU cannot be measured: {why}.")
+        facts = [facts_of(pid, found["computing"]) for pid in sorted(pids)]
+        if why := why_kept(facts, insisted=self._settings.checkpoint == "on"):
+            raise NotSuspended(f"Its device memory was not moved: {why}.")
         return used
 
     def _undo(self, claim: SuspensionClaim, why: str) -> None:
