@@ -159,7 +159,8 @@ class PoolSettings(Configurable):
         0,
         min=0,
         max=MAX_MIB,
-        help="Host memory in MiB for all parked kernels together; 0 for a quarter of the machine's.",
+        help="""Host memory in MiB for all parked kernels together; 0 for a quarter of the machine's, or of
+        the limit of the pool's own cgroup.""",
     ).tag(config=True)
 
     history_days = WholeNumber(

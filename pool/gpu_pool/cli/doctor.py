@@ -63,7 +63,7 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
             check_preloads(),
             machine,
             check_isolation(),
-            check_checkpoint(),
+            check_checkpoint(session),
             check_store(session),
             pool,
             check_courses(session),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from gpu_pool.devices.activity import users_of
 from gpu_pool.enforcement import Isolation, TierFailed
-from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended
+from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, folder_beside
 from gpu_pool.enforcement.machine import INDEX, with_indices
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import leases
@@ -59,7 +59,7 @@ class ParkedMemory:
     """
 
     def __init__(self, store: Path, settings: PoolSettings, isolation: Isolation) -> None:
-        self._folder = store.with_name(store.name + ".suspended")
+        self._folder = folder_beside(store)
         self._settings = settings
         self._isolation = isolation
         self._worker = Worker("gpu-pool-memory")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool.enforcement.checkpoint import Checkpoint, folder_beside
+from gpu_pool.settings import PoolSettings
 from support import nvml_stub
 from support.cuda_stub import Driver
 from support.terminal import Terminal
@@ -39,10 +41,28 @@ def told(terminal: Terminal) -> list[tuple[str, str, str]]:
 
 def test_where_it_works_that_is_told(terminal: Terminal, machine: nvml_stub.Machine) -> None:
     machine.show("driver 580.95.05\n" + GPU.format("a") + GPU.format("b"))
-    configure(terminal, "checkpoint = 'on'")
-    ((state, text, _),) = told(terminal)
-    assert state == "ok"
-    assert text == "GPU 0, 1: what idle kernels keep there can be moved to host memory"
+    configure(terminal, "checkpoint = 'on'", "checkpoint_host_mib = 2000")
+    assert [(state, text) for state, text, _ in told(terminal)] == [
+        ("ok", "GPU 0, 1: what idle kernels keep there can be moved to host memory"),
+        ("ok", "0 of 2000 MiB of host memory for parked kernels are taken (parked: 0)"),
+    ]
+
+
+def test_how_much_host_memory_is_taken_is_told_and_noted_where_little_is_left(
+    terminal: Terminal, machine: nvml_stub.Machine, driver: Driver
+) -> None:
+    machine.show("driver 580.95.05\n" + GPU.format("a"))
+    configure(terminal, "checkpoint = 'on'", "checkpoint_host_mib = 1000")
+    store = terminal.folder / "pool/store.db"
+    settings = PoolSettings(checkpoint="on", checkpoint_host_mib=1000)
+    with driver.process(950) as pid:
+        Checkpoint(folder_beside(store), settings).suspend("l1", [pid])
+        _, (state, text, remedy) = told(terminal)
+        assert (state, text.partition(": idle")[0]) == (
+            "note",
+            "950 of 1000 MiB of host memory for parked kernels are taken (parked: 1)",
+        )
+        assert "c.PoolSettings.checkpoint_host_mib" in remedy
 
 
 def test_each_reason_is_told_with_what_to_do_for_each_kind_of_gpu(
@@ -76,7 +96,7 @@ def test_what_is_not_known_to_work_is_tried_where_it_is_switched_on(
     assert (state, text.partition(", since ")[0]) == ("note", "GPU 0: an idle kernel keeps its slice")
     assert "c.PoolSettings.checkpoint = 'on'" in remedy
     configure(terminal, "checkpoint = 'on'")
-    (ok, *_), (note, text, _) = told(terminal)
+    (ok, *_), (note, text, _), _ = told(terminal)
     assert (ok, note) == ("ok", "note")
     assert "it is tried as is set" in text
 

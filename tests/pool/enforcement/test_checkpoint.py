@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended, program
-from gpu_pool.enforcement.checkpoint.host_memory import available_mib
+from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
 from gpu_pool.settings import PoolSettings
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import Device, LeaseState
@@ -270,6 +270,31 @@ def test_the_limit_of_a_cgroup_counts(tmp_path: Path) -> None:
     assert available_mib([os.getpid()], tmp_path) == 3
     (tmp_path / "memory.max").write_text("max\n")
     assert available_mib([os.getpid()], tmp_path) > 3
+
+
+def test_without_a_setting_a_quarter_of_the_cgroup_that_limits_the_pool_is_used(tmp_path: Path) -> None:
+    whole = budget_mib(0, tmp_path)
+    (tmp_path / "memory.max").write_text(f"{400 << 20}\n")
+    assert budget_mib(0, tmp_path) == 100 < whole
+    assert budget_mib(7000, tmp_path) == 7000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert budget_mib(0, tmp_path) == whole
+
+
+def test_with_little_left_the_large_one_keeps_its_slice_and_the_small_one_is_parked(
+    driver: Driver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = checkpoint(tmp_path, checkpoint_host_mib=1000)
+    with driver.process(600) as first, driver.process(500) as large, driver.process(300) as small:
+        pool.suspend("l1", [first])
+        with pytest.raises(NotSuspended, match="400 of the 1000 MiB"):
+            pool.suspend("l2", [large])
+        assert "Lease l2 is not parked: it holds 500 MiB on its GPU, and 400 of the 1000 MiB" in caplog.text
+        pool.suspend("l3", [small])
+        memory = pool.host_memory()
+        assert (memory.leases, memory.taken_mib, memory.budget_mib) == (2, 900, 1000)
+        pool.restore("l1")
+        pool.suspend("l2", [large])
 
 
 # ---- Where it cannot be had ----

@@ -9,7 +9,7 @@ initialised in a Jupyter server, whose forked children it would break.
 from gpu_pool.enforcement.checkpoint.driver_calls import Broken, NotRestored, NotSuspended, Suspended
 from gpu_pool.enforcement.checkpoint.eligibility import Hindrance
 from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
-from gpu_pool.enforcement.checkpoint.suspension import Checkpoint
+from gpu_pool.enforcement.checkpoint.suspension import Checkpoint, folder_beside
 
 __all__ = [
     "Broken",
@@ -19,4 +19,5 @@ __all__ = [
     "NotRestored",
     "NotSuspended",
     "Suspended",
+    "folder_beside",
 ]

@@ -13,16 +13,23 @@ import psutil
 from gpu_pool_client import _procfs as procfs
 
 _MIB: Final = 1 << 20
-#: The part of the machine's memory that is used if the administrator names no other.
+#: The part of the memory that is used if the administrator names no other.
 _PART: Final = 4
+_CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
-def budget_mib(setting: int) -> int:
-    """Return the MiB that all suspended processes may take together; ``setting`` 0 is a quarter of all."""
-    return setting or int(psutil.virtual_memory().total) // _PART // _MIB
+def budget_mib(setting: int, cgroups: Path = _CGROUPS) -> int:
+    """Return the MiB that all suspended processes may take together.
+
+    ``setting`` 0 is a quarter of the machine's memory or, where that is less, of the limit of this process's
+    own cgroup.
+    """
+    limits = [int(psutil.virtual_memory().total)]
+    limits += [limit for group in _groups(os.getpid(), cgroups) if (limit := _limit(group)) is not None]
+    return setting or min(limits) // _PART // _MIB
 
 
-def available_mib(pids: Collection[int], cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+def available_mib(pids: Collection[int], cgroups: Path = _CGROUPS) -> int:
     """Return the MiB that are available to each of these processes: on the machine, and in its cgroup.
 
     What a process has on its GPU becomes its own host memory, so a limit on its
@@ -30,7 +37,8 @@ def available_mib(pids: Collection[int], cgroups: Path = Path("/sys/fs/cgroup"))
     """
     found = [int(psutil.virtual_memory().available)]
     for pid in pids:
-        found += [_left(group) for group in _groups(pid, cgroups) if (group / "memory.max").exists()]
+        limits = ((group, _limit(group)) for group in _groups(pid, cgroups))
+        found += [limit - _taken(group) for group, limit in limits if limit is not None]
     return max(min(found), 0) // _MIB
 
 
@@ -44,11 +52,17 @@ def _groups(pid: int, cgroups: Path) -> Iterator[Path]:
                 yield from (each for each in (group, *group.parents) if each.is_relative_to(cgroups))
 
 
-def _left(group: Path) -> int:
-    limit = (group / "memory.max").read_text().strip()
-    if limit == "max":
-        return int(psutil.virtual_memory().total)
+def _limit(group: Path) -> int | None:
+    """Return the bytes that a cgroup may have; None where nothing limits it."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+    except OSError:  # the root, or one without this controller
+        return None
+    return None if limit == "max" else int(limit)
+
+
+def _taken(group: Path) -> int:
     fields = (line.split() for line in procfs.lines_of((group / "memory.stat").read_bytes()))
     # Files that were read lately are let go of when memory is needed.
     cached = sum(int(value) for name, value in fields if name == b"inactive_file")
-    return int(limit) - int((group / "memory.current").read_text()) + cached
+    return int((group / "memory.current").read_text()) - cached

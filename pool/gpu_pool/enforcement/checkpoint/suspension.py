@@ -164,6 +164,20 @@ _MIB_PER_SECOND: Final = 250
 _TRIES: Final = 2
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The host memory of all suspended leases of a pool."""
+
+    leases: int
+    taken_mib: int
+    budget_mib: int
+
+
+def folder_beside(store: Path) -> Path:
+    """Return the folder in which it is recorded what was suspended of the pool with this store."""
+    return store.with_name(store.name + ".suspended")
+
+
 class Checkpoint:
     """Moves the device memory of leases to host memory and back.
 
@@ -227,10 +241,19 @@ class Checkpoint:
         need = record.host_mib
         budget = budget_mib(self._settings.checkpoint_host_mib)
         with self._records.counted() as others:
-            left = budget - sum(other.host_mib for other in others)
+            left = max(budget - sum(other.host_mib for other in others), 0)
             if need > left:
+                get_logger().warning(
+                    "Lease %s is not parked: it holds %d MiB on its GPU, and %d of the %d MiB of host memory "
+                    "for parked kernels are left (%d are parked).",
+                    claim.path.name,
+                    need,
+                    left,
+                    budget,
+                    len(others),
+                )
                 raise NotSuspended(
-                    f"It holds {need} MiB on its GPU, and {max(left, 0)} of the {budget} MiB of host memory "
+                    f"It holds {need} MiB on its GPU, and {left} of the {budget} MiB of host memory "
                     "for parked kernels are left (c.PoolSettings.checkpoint_host_mib)."
                 )
             # What others are about to take is not missing yet.
@@ -256,6 +279,14 @@ class Checkpoint:
                 raise NotRestored("It is being suspended or restored by another process.")
             if claim.record is not None:
                 self._bring_back(claim)
+
+    def host_memory(self) -> HostMemory:
+        """Return how much host memory suspended processes take, and may."""
+        budget = budget_mib(self._settings.checkpoint_host_mib)
+        if not self._records.leases():
+            return HostMemory(0, 0, budget)
+        with self._records.counted() as records:
+            return HostMemory(len(records), sum(each.host_mib for each in records), budget)
 
     def suspended(self) -> list[str]:
         """Return the ids of the leases that are suspended, or were when something was cut off."""
