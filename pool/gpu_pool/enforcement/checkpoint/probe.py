@@ -43,7 +43,7 @@ class CheckpointProbe:
             device=device,
             tier=tier,
             machine=platform.machine(),
-            has_bindings=importlib.util.find_spec("cuda") is not None,
+            has_bindings=_has_bindings(),
             host_mib=min(budget, available_mib([os.getpid()])),
         )
 
@@ -51,3 +51,10 @@ class CheckpointProbe:
     def _refusal(self) -> str:
         """Why the driver would not do it to any process; empty if it would."""
         return in_words(ask("probe", limit=self._settings.tuning.driver_within).problem)
+
+
+def _has_bindings() -> bool:
+    # Other packages, too, have modules under that name.
+    return (
+        importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+    )
