@@ -326,8 +326,10 @@ class Lease:
     #: was used then, in whole GPUs times seconds.
     held_before: float = 0.0
     used_before: float = 0.0
-    #: What others could have of it so far while it was parked, in whole GPUs times seconds.
-    lent: float = 0.0
+    #: Since when others can have what it held; None where it holds it, or waits outside the pool. And what
+    #: they could have before that, in whole GPUs times seconds.
+    parked_at: float | None = None
+    lent_before: float = 0.0
 
     @property
     def message(self) -> str:

@@ -83,6 +83,9 @@ def living(lease: Lease, now: float) -> EndedLease:
     milli = sum(part.milli for part in lease.slices)
     since = now if lease.held_at is None or not lease.slices else lease.held_at
     held = max(0.0, now - since)
+    parked = 0.0 if lease.parked_at is None else max(0.0, now - lease.parked_at)
+    # What it holds none of now, it had on average before.
+    share = lease.used_before / lease.held_before if lease.held_before else 0.0
     return EndedLease(
         id=lease.id,
         request=str(lease.request),
@@ -97,7 +100,7 @@ def living(lease: Lease, now: float) -> EndedLease:
         held_seconds=lease.held_before + held,
         gpu_seconds=lease.used_before + milli / WHOLE * held,
         reason=LIVING,
-        lent_gpu_seconds=lease.lent,
+        lent_gpu_seconds=lease.lent_before + share * parked,
     )
 
 

@@ -157,13 +157,9 @@ class LeaseTable:
             failure=read_failure(row["failure"]) if row["failure"] else None,
             held_before=row["held_before"],
             used_before=row["used_before"] / WHOLE,
-            lent=self._lent(row) / WHOLE,
+            parked_at=row["parked_at"],
+            lent_before=row["lent"] / WHOLE,
         )
-
-    def _lent(self, row: Row) -> float:
-        since = row["parked_at"]
-        now = 0.0 if since is None else row["milli"] * max(0.0, self._clock.wall() - since)
-        return float(row["lent"]) + now
 
     def granted(self, row: Row, parts: Sequence[Slice]) -> dict[str, Any]:
         """Return what changes in a lease's row when it is granted these slices."""

@@ -72,12 +72,12 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at, milli
+       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at, milli
+       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters

@@ -157,7 +157,7 @@ def test_what_others_could_have_of_a_lease_is_added_up_and_stays_right(tmp_path:
     assert living(leases.read(days.store, lease.id), days.now).lent_gpu_seconds == pytest.approx(720.0)
     leases.queue_again(days.store, lease.id)
     days.now += 60.0
-    assert leases.read(days.store, lease.id).lent == pytest.approx(720.0)
+    assert leases.read(days.store, lease.id).lent_before == pytest.approx(720.0)
     leases.change_size(days.store, lease.id, parse_request("20%"))
     leases.lend(days.store, lease.id)
     other = requests.decide(days.store, parse_request("1"), Holder("bob", process=ME), "other")
