@@ -15,7 +15,7 @@ from gpu_pool_client import EndReason, Lease, LeaseState, PoolUnreachable
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from support.frontend import frontend
-from support.jupyter_env import JupyterEnv, Managers, kill
+from support.jupyter_env import JupyterEnv, Managers, eventually, kill
 from support.pools import until
 from support.service import asking
 
@@ -52,8 +52,17 @@ class StandsStill:
         await asyncio.to_thread(self.goes_on.wait, 120)
 
 
-async def ended(jupyter_env: JupyterEnv) -> list[str]:
-    return [each.id for each in await jupyter_env.pool.history()]
+async def have_ended(jupyter_env: JupyterEnv, *lease_ids: str) -> None:
+    """Wait until these leases are in the history, which have ended; each is there once, and no other."""
+
+    async def ended() -> list[str]:
+        return sorted(each.id for each in await jupyter_env.pool.history())
+
+    async def are_told() -> bool:
+        return {*lease_ids} <= {*await ended()}
+
+    await eventually(are_told)
+    assert await ended() == sorted(lease_ids)
 
 
 @STEPS
@@ -93,7 +102,7 @@ async def test_who_waits_gives_up_and_the_slice_is_its_owners(
         assert cell.outputs == ["42\n"]
     (lease,) = await jupyter_env.leases()
     assert (lease.id, lease.state, lease.asked_back) == (mine.id, LeaseState.HELD, None)
-    assert await ended(jupyter_env) == [waits]
+    await have_ended(jupyter_env, waits)
 
 
 async def test_who_asks_after_one_that_gave_up_is_given_way_to_as_soon(
@@ -205,7 +214,7 @@ async def test_a_kernel_that_is_killed_as_it_is_parked_leaves_its_slice_to_who_w
     assert (await jupyter_env.pool.get_lease(mine)).state is LeaseState.HELD
     await km.shutdown_kernel(now=True)
     assert [lease.id for lease in await jupyter_env.leases()] == [mine]
-    assert sorted(await ended(jupyter_env)) == sorted({owner.id, other.id})
+    await have_ended(jupyter_env, owner.id, other.id)
 
 
 async def test_what_the_pool_has_not_heard_of_a_kernels_work_is_told_again(
@@ -260,4 +269,4 @@ async def test_a_kernel_that_stands_still_is_left_alone_and_another_one_goes(
             assert (await page.run("print(kept)").done()).outputs == ["42\n"]
             await jupyter_env.pool.release(waits.id)
             assert (await other.run("print(kept)").done()).outputs == ["43\n"]
-    assert await ended(jupyter_env) == [waits.id]
+    await have_ended(jupyter_env, waits.id)
