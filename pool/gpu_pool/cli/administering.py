@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -20,12 +21,14 @@ from gpu_pool.cli.past import hashed, nameless, recorded_rows
 from gpu_pool.cli.session import CommandSession, json_option, naming_leases, verb
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
+from gpu_pool.policy.use_over_time import Period, UseOverTime, until_now, use_over_time
 from gpu_pool_client import (
     BadRequest,
     EndedLease,
     Failure,
     LeaseGone,
     LeaseState,
+    NotAllowed,
     Outlook,
     Pool,
     format_duration,
@@ -272,6 +275,7 @@ _ACCEPTED: Final = "Accepted: a time ago (12h, 7d), a day (2026-09-01) or a mome
     "gpu-pool report --by course --since 30d",
     "gpu-pool report --by user --since 2026-09-01 --until 2026-10-01 --format csv",
     "gpu-pool report --json | jq '.total.gpu_hours'",
+    "gpu-pool report --by course --since 1d --plot yesterday.svg",
 )
 @click.option(
     "--by", type=click.Choice(list(_KEYS)), default="user", help="What to group by; user by default."
@@ -283,8 +287,15 @@ _ACCEPTED: Final = "Accepted: a time ago (12h, 7d), a day (2026-09-01) or a mome
     "--until", metavar="WHEN", help="The end of the period; by default now, with leases that have not ended."
 )
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also draw the GPUs in use over this time, in this SVG file.",
+)
 @json_option
-def report(session: CommandSession, by: str, since: str, until: str | None, form: str) -> int:
+def report(
+    session: CommandSession, by: str, since: str, until: str | None, form: str, plot: Path | None
+) -> int:
     """Add up what was used: GPU-hours (share times time), memory, waits.
 
     A lease counts when it ended, and one that is held or parked up to now. "Lent" are
@@ -298,6 +309,8 @@ def report(session: CommandSession, by: str, since: str, until: str | None, form
             f"--until {formatting.safe(str(until))} is before --since {formatting.safe(since)}.", _ACCEPTED
         )
     rows, held = session.ask(lambda pool: _rows(pool, first, last, now if until is None else None))
+    if plot is not None:
+        _draw(session, plot, by, first, last)
     lines, total = usage_report.report(rows, _KEYS[by]), usage_report.line("total", rows)
     if session.as_json or form == "json":
         plain = [{by: each.key, **_figures(each)} for each in lines]
@@ -320,6 +333,30 @@ async def _rows(pool: Pool, since: float, until: float, now: float | None) -> tu
     status = await pool.status()
     living = [each for each in (*status.leases, *status.queue) if usage_report.has_used(each)]
     return [*rows, *(usage_report.living(lease, now) for lease in living)], len(living)
+
+
+def _draw(session: CommandSession, path: Path, by: str, first: float, last: float) -> None:
+    """Draw what was held, lent and used by cells in a time, of everything that was held then."""
+    from gpu_pool.cli import use_plot
+    from gpu_pool.cli.recorded import write_plot
+
+    period = Period(first, max(last - first, 1.0) / use_plot.BARS, use_plot.BARS)
+    # What is drawn lies in its days already.
+    kind = "course" if by == "day" else by
+    use = session.ask(lambda pool: _use(pool, _KEYS[kind], period))
+    began, ended = (time.strftime("%d %b %Y", time.localtime(each)) for each in (first, last))
+    title = f"GPUs in use by {kind}, {began} to {ended}"
+    write_plot(path, use_plot.use_plot(title, use, period))
+
+
+async def _use(pool: Pool, key_of: Callable[[EndedLease], str], period: Period) -> UseOverTime:
+    rows, status = await pool.history(period.began), await pool.status()
+    living = until_now((*status.leases, *status.queue), time.time())
+    try:
+        busy = await pool.busy_times(period.began)
+    except NotAllowed:  # administrators alone are told when others' kernels worked
+        busy = None
+    return use_over_time([*rows, *living], key_of, period, busy)
 
 
 def _moment(text: str, now: float) -> float:

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import time
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -75,3 +77,29 @@ def test_a_wrong_period_is_told_in_words(terminal: Terminal, words: list[str], s
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
     assert said in done.stderr
+
+
+class TestPlot:
+    def test_what_was_held_is_drawn_and_named(self, terminal: Terminal, tmp_path: Path) -> None:
+        terminal.free(terminal.hold("50%"))
+        terminal.hold("10%")
+        picture = tmp_path / "use.svg"
+        done = terminal.run("report", "--since", "1h", "--plot", str(picture))
+        assert "total" in done.stdout
+        drawn = ElementTree.parse(picture)
+        texts = [each.text or "" for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+        assert any(each.startswith("GPUs in use by user, ") for each in texts)
+        assert {"GPUs", "somebody"} <= set(texts)
+        bars = [each for each in drawn.iter("{http://www.w3.org/2000/svg}rect") if each.get("y") is not None]
+        assert len(bars) > 1  # the legend's, and what was held
+
+    def test_nothing_held_is_an_empty_picture(self, terminal: Terminal, tmp_path: Path) -> None:
+        picture = tmp_path / "use.svg"
+        assert terminal.run("report", "--since", "0", "--plot", str(picture)).returncode == 0
+        assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+    def test_where_nothing_can_be_written_it_is_said(self, terminal: Terminal, tmp_path: Path) -> None:
+        done = terminal.run("report", "--plot", str(tmp_path / "missing" / "use.svg"))
+        assert done.returncode == 2
+        assert "cannot be written: No such file or directory." in done.stderr
+        assert "Traceback" not in done.stderr

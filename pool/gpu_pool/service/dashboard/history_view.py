@@ -1,17 +1,17 @@
 """What has ended: GPUs in use and lent over time, sums, and rows with reasons. Pure.
 
-A row is one of ``Pool.history()``; what lives joins them up to now.
+A row is one of ``Pool.history()``; what lives joins them up to now, by ``use_over_time.until_now``.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from gpu_pool.policy import usage_report
+from gpu_pool.policy.use_over_time import BusyTimes, Period, round_up, use_over_time
 from gpu_pool.service.dashboard.pool_view import (
     Mark,
     PageTime,
@@ -22,7 +22,7 @@ from gpu_pool.service.dashboard.pool_view import (
     moment,
     request_text,
 )
-from gpu_pool_client import WHOLE, EndedLease, EndReason, Lease, format_duration
+from gpu_pool_client import WHOLE, EndedLease, EndReason, format_duration
 from gpu_pool_client._leases import why_over
 
 #: Bars of the plot: half an hour each for a day, three and a half hours for a week.
@@ -54,6 +54,15 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """A level line in one bar of the plot, in percent of it."""
+
+    x: float
+    to: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A time below the plot, at so many percent; in UTC, until a script writes it by the reader's clock."""
 
@@ -68,6 +77,8 @@ class Plot:
     blocks: tuple[Block, ...]
     #: Above them, what others could have while kernels were idle.
     lent: tuple[Block, ...]
+    #: What was in use while cells ran; none where that is not known, or not for the viewer.
+    busy: tuple[Level, ...]
     ticks: tuple[Tick, ...]
     #: Hours from one tick to the next, and the Unix seconds at which the plot begins and ends.
     tick_hours: int
@@ -122,62 +133,32 @@ def visible(rows: Iterable[EndedLease], viewer: Viewer) -> list[EndedLease]:
     return [row for row in rows if viewer.is_admin or row.user == viewer.user]
 
 
-def living(leases: Iterable[Lease], now: float) -> list[EndedLease]:
-    """Return leases that are held, or were before they were parked, like rows that end now."""
-    return [
-        replace(usage_report.living(lease, now), held_at=began)
-        for lease in leases
-        if usage_report.has_used(lease)
-        and (began := lease.first_held_at or lease.held_at) is not None
-        and began < now
-    ]
+def plot(
+    rows: Iterable[EndedLease],
+    marks: Mapping[str, Mark],
+    days: int,
+    now: float,
+    busy: BusyTimes | None = None,
+) -> Plot:
+    """Return the mean number of GPUs in use in every part of the last days, by course, and of GPUs lent.
 
-
-def plot(rows: Iterable[EndedLease], marks: Mapping[str, Mark], days: int, now: float) -> Plot:
-    """Return the mean number of GPUs in use in every part of the last days, by course, and of GPUs lent."""
-    seconds = days * _DAY / BUCKETS
-    used, lent = _spread(rows, now - days * _DAY, seconds)
-    totals = [sum(of_course[bucket] for of_course in used.values()) for bucket in range(BUCKETS)]
-    top = _round_up(max(map(sum, zip(totals, lent, strict=True))) / seconds)
+    ``busy`` is when kernels worked, where the viewer may know it.
+    """
+    period = Period(now - days * _DAY, days * _DAY / BUCKETS, BUCKETS)
+    use = use_over_time(rows, lambda row: course_label(row.course), period, busy)
+    totals = use.held_by_all
+    top = round_up(max(map(sum, zip(totals, use.lent, strict=True))) / period.seconds)
+    most = top * period.seconds
     return Plot(
-        blocks=tuple(_blocks(used, marks, top * seconds)),
-        lent=tuple(_above(totals, lent, top * seconds)),
+        blocks=tuple(_blocks(use.held, marks, most)),
+        lent=tuple(_above(totals, use.lent, most)),
+        busy=tuple(_levels(use.busy, most)),
         ticks=tuple(_ticks(days, now)),
         tick_hours=_TICK_HOURS[days],
         began=round(now - days * _DAY),
         ended=round(now),
         top=gpus(top * WHOLE),
     )
-
-
-def _spread(
-    rows: Iterable[EndedLease], began: float, seconds: float
-) -> tuple[dict[str, list[float]], list[float]]:
-    """Return GPU-seconds in use by course and bucket, and those lent by bucket.
-
-    What a lease used and lent is spread evenly over its life.
-    """
-    used: dict[str, list[float]] = {}
-    lent = [0.0] * BUCKETS
-    for row in rows:
-        of_course = used.setdefault(course_label(row.course), [0.0] * BUCKETS)
-        for bucket, part in _parts(row, began, seconds):
-            of_course[bucket] += part * row.gpu_seconds
-            lent[bucket] += part * row.lent_gpu_seconds
-    return used, lent
-
-
-def _parts(row: EndedLease, began: float, seconds: float) -> Iterable[tuple[int, float]]:
-    """Yield the buckets in which a lease lived, each with the part of its life that is in it."""
-    if row.held_at is None or row.ended_at <= began:
-        return
-    life = max(row.ended_at - row.held_at, 1.0)
-    for bucket in range(max(0, int((row.held_at - began) // seconds)), BUCKETS):
-        start = began + bucket * seconds
-        overlap = min(row.ended_at, start + seconds) - max(row.held_at, start)
-        if overlap <= 0:
-            break
-        yield bucket, overlap / life
 
 
 def _blocks(used: Mapping[str, Sequence[float]], marks: Mapping[str, Mark], most: float) -> Iterable[Block]:
@@ -198,6 +179,13 @@ def _above(used: Sequence[float], lent: Sequence[float], most: float) -> Iterabl
             yield Block(None, *_bar(bucket, 100 - 100 * used[bucket] / most - height, height))
 
 
+def _levels(busy: Sequence[float], most: float) -> Iterable[Level]:
+    """Yield how high it is to what cells used, part by part; nothing where none is known to have run."""
+    for bucket, amount in enumerate(busy if any(busy) else ()):
+        x, y, width, _ = _bar(bucket, 100 - 100 * amount / most, 0.0)
+        yield Level(x, round(x + width, 3), y)
+
+
 def _bar(bucket: int, y: float, height: float) -> tuple[float, float, float, float]:
     width = 100 / BUCKETS
     return round(bucket * width, 3), round(y, 3), round(width, 3), round(height, 3)
@@ -213,14 +201,6 @@ def _ticks(days: int, now: float) -> Iterable[Tick]:
             utc = datetime.fromtimestamp(at, timezone.utc)
             yield Tick(round(x, 3), f"{utc:%H:%M}" if days == 1 else f"{utc.day} {utc:%b}")
         at += step
-
-
-def _round_up(value: float) -> float:
-    """Return the next of 1, 2 and 5 times a power of ten, and not less than a hundredth of a GPU."""
-    size = 0.01
-    while value > size * 5:
-        size *= 10
-    return next(size * factor for factor in (1, 2, 5) if not value > size * factor)
 
 
 def sums(rows: Iterable[EndedLease], marks: Mapping[str, Mark]) -> tuple[CourseSum, ...]:

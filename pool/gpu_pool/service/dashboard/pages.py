@@ -18,6 +18,7 @@ from typing import Any, Final
 from tornado.web import HTTPError
 
 from gpu_pool.courses import CourseFile
+from gpu_pool.policy.use_over_time import until_now
 from gpu_pool.pool.own_days import recorded_leases
 from gpu_pool.service.dashboard import course_view, history_view, other_ways, pool_view
 from gpu_pool.service.dashboard.history_view import PastRow
@@ -410,13 +411,14 @@ class HistoryPage(DashboardPage):
         snapshot = await self.dashboard.streams.snapshots.now()
         living = (*snapshot.status.leases, *snapshot.status.queue)
         held = [each for each in living if self.viewer.is_admin or self.viewer.owns(each)]
-        every = [*rows, *history_view.living(held, now)]
+        every = [*rows, *until_now(held, now)]
+        busy = await self.pool.busy_times(now - days * _DAY) if self.viewer.is_admin else None
         data = await self.dashboard.page_data(snapshot, [row.course for row in rows])
         self.show(
             "history.html",
             days=days,
             periods=history_view.PERIODS,
-            plot=history_view.plot(every, data.marks, days, now),
+            plot=history_view.plot(every, data.marks, days, now, busy),
             sums=history_view.sums(every, data.marks),
             rows=history_view.past_rows(rows),
             total=sum(row.leases for row in rows),

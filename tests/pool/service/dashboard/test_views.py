@@ -11,6 +11,7 @@ import pytest
 
 from gpu_pool.courses import Courses
 from gpu_pool.policy.sharing import Group, Quota, Sharing
+from gpu_pool.policy.use_over_time import until_now
 from gpu_pool.service.dashboard import course_view, history_view, pool_view
 from gpu_pool.service.dashboard.pool_view import Mark, Viewer, as_seen_by, marks, without_names
 from gpu_pool_client import (
@@ -252,7 +253,7 @@ class TestHistory:
         assert history_view.plot([past()], MARKS, 1, NOW).lent == ()
 
     def test_what_lives_is_in_the_plot(self) -> None:
-        plot = history_view.plot(history_view.living([lease(1)], NOW), MARKS, 1, NOW)
+        plot = history_view.plot(until_now([lease(1)], NOW), MARKS, 1, NOW)
         assert len(plot.blocks) == 1
 
     def test_everybody_sees_own_rows_and_administrators_all(self) -> None:
