@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from gpu_pool.cli.app import cli
+from gpu_pool.cli.app import cli, subcommands
 from gpu_pool.cli.session import Verb
 
 FOLDER = Path(__file__).parent / "man"
@@ -30,7 +30,7 @@ def _commands(
     path: tuple[str, ...], command: click.Command
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     yield path, command
-    for name, below in command.commands.items() if isinstance(command, click.Group) else ():
+    for name, below in subcommands(command).items() if isinstance(command, click.Group) else ():
         yield from _commands((*path, name), below)
 
 
@@ -87,7 +87,7 @@ def _records(parameters: list[click.Parameter], context: click.Context) -> Itera
 
 
 def _verbs(path: tuple[str, ...], group: click.Group) -> Iterator[str]:
-    for name, command in group.commands.items():
+    for name, command in subcommands(group).items():
         page = _text("-".join((*path, name)))
         yield from (".TP", f"\\fB{page}\\fR(1)", _text(command.get_short_help_str(limit=200)))
 

@@ -282,7 +282,7 @@ def test_what_may_not_be_removed_is_said_and_the_rest_is_removed(open_prefix: Pa
         os.chown(path, NOBODY, NOBODY)
     code = f"""
 import os, sys
-import gpu_pool.cli.app, gpu_pool.cli.kernels, gpu_pool_kernels.installer, ipykernel.kernelspec
+import gpu_pool.cli.kernels, gpu_pool_kernels.installer, ipykernel.kernelspec
 from gpu_pool.cli import main
 os.setgid({NOBODY}); os.setuid({NOBODY})
 sys.exit(main(["kernels", "remove", "--all"]))

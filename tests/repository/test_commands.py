@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gpu_pool.cli.app import cli
+from gpu_pool.cli.app import cli, subcommands
 from support.shell_blocks import ROOT, Shell, blocks, missing, pages
 
 
@@ -155,8 +155,8 @@ def _wrong(words: str) -> str:
     command: click.Command = cli
     words = re.sub(r"--pool [^ ]+", "", words)
     for word in itertools.takewhile(lambda word: word != "--", shlex.split(words)):
-        if isinstance(command, click.Group) and word in command.commands:
-            command = command.commands[word]
+        if isinstance(command, click.Group) and word in subcommands(command):
+            command = subcommands(command)[word]
         elif word.partition("=")[0] not in _options(command) and (command is cli or word.startswith("--")):
             return word
     return ""

@@ -27,17 +27,17 @@ DEVICES = "V100-SXM2-32GB:1"
 #: Reads what to run, a line of JSON each, and forks: importing the program takes most of a second.
 _FORK_SERVER = """
 import asyncio, contextlib, json, os, signal, sys, time
-import gpu_pool.cli.app
 import gpu_pool.service.app
 import gpu_pool_client._remote.client
 from gpu_pool.cli import main
+from gpu_pool.cli.app import cli, subcommands
 from gpu_pool_client import *
 from gpu_pool_client._remote.exchange import ask
 from gpu_pool.store.schema import migrations, queries
 with contextlib.suppress(ImportError):  # without the extra [hub]
     import gpu_pool.service.site
 # Another user may be unable to read what is imported later.
-migrations(), queries()
+subcommands(cli), migrations(), queries()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     job = json.loads(line)

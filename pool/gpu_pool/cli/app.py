@@ -7,21 +7,15 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
 
 import click
 
-from gpu_pool.cli.administering import drain, history, report, serve, undrain, why
-from gpu_pool.cli.courses import courses, export
-from gpu_pool.cli.doctor import doctor, health
 from gpu_pool.cli.formatting import no_jupyter_folders, plain_error
-from gpu_pool.cli.kernels import kernels
-from gpu_pool.cli.requesting import release, request
-from gpu_pool.cli.running import exec_, run, shell
 from gpu_pool.cli.screen import note
 from gpu_pool.cli.session import CommandSession, Interrupted, pool_options
-from gpu_pool.cli.showing import list_, smi, status
-from gpu_pool.cli.simulate import simulate
 from gpu_pool_client import BadRequest, GpuPoolError
 from gpu_pool_client._home import home_folder
 from gpu_pool_client._log import escaped
@@ -59,17 +53,57 @@ Tab completion, also of leases, GPUs and kernels:
 """
 
 
-class _InOrder(click.Group):
-    """A group that lists its verbs in the order in which they were added."""
+#: Where each verb is, those used most first. It is imported when it is asked for: the programs of one
+#: verb take a part of what all take to load, which a shell's user waits for.
+VERBS: Final[Mapping[str, str]] = {
+    "list": "showing:list_",
+    "status": "showing:status",
+    "smi": "showing:smi",
+    "run": "running:run",
+    "request": "requesting:request",
+    "exec": "running:exec_",
+    "shell": "running:shell",
+    "release": "requesting:release",
+    "kernels": "kernels:kernels",
+    "why": "administering:why",
+    "history": "administering:history",
+    "report": "administering:report",
+    "simulate": "simulate:simulate",
+    "courses": "courses:courses",
+    "drain": "administering:drain",
+    "undrain": "administering:undrain",
+    "serve": "administering:serve",
+    "health": "doctor:health",
+    "doctor": "doctor:doctor",
+}
+
+
+class _Verbs(click.Group):
+    """A group whose verbs are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as Click calls it
         """Return the names of the verbs, those used most first."""
-        return list(self.commands)
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return the verb of this name; None where there is none."""
+        if cmd_name not in VERBS:
+            return None
+        module, _, name = VERBS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f"gpu_pool.cli.{module}"), name)
+        return command
+
+
+def subcommands(group: click.Group) -> dict[str, click.Command]:
+    """Return what a group has by its names, imported all."""
+    context = click.Context(group)
+    found = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 @click.group(
     "gpu-pool",
-    cls=_InOrder,
+    cls=_Verbs,
     epilog=_EPILOG,
     no_args_is_help=False,
     context_settings={"max_content_width": 100},
@@ -78,14 +112,6 @@ class _InOrder(click.Group):
 @pool_options
 def cli() -> None:
     """Slices of GPUs, for commands, shells and notebook kernels."""
-
-
-for _command in (
-    *(list_, status, smi, run, request, exec_, shell, release, kernels),
-    *(why, history, report, simulate, courses, drain, undrain, serve, health, doctor),
-):
-    cli.add_command(_command)
-courses.add_command(export)
 
 
 def execute(argv: list[str] | None) -> int:

@@ -196,6 +196,9 @@ def export(
     return _export_objects(courses, dialect, namespace, kubeconfig, kueue=kueue)
 
 
+courses.add_command(export)
+
+
 def _export_objects(
     courses: Mapping[str, CourseFile], dialect: str, namespace: str, kubeconfig: str, *, kueue: bool | None
 ) -> int:

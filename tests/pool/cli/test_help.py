@@ -9,7 +9,7 @@ import click
 import pytest
 
 from gpu_pool.cli import main
-from gpu_pool.cli.app import cli
+from gpu_pool.cli.app import cli, subcommands
 from gpu_pool.cli.session import CommandSession, Verb
 from gpu_pool_client import _errors as errors
 
@@ -17,7 +17,7 @@ REFERENCE = (Path(__file__).parents[3] / "docs/reference/cli.md").read_text()
 
 
 def verbs(group=cli, path=()):
-    for name, command in group.commands.items():
+    for name, command in subcommands(group).items():
         if isinstance(command, click.Group):
             yield from verbs(command, (*path, name))
         else:
@@ -45,7 +45,7 @@ def test_every_example_parses(example):
     assert program == "gpu-pool"
     command = cli
     while isinstance(command, click.Group):
-        command = command.commands[words.pop(0)]
+        command = subcommands(command)[words.pop(0)]
     command.make_context("", words, obj=CommandSession())
 
 

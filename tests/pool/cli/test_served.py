@@ -29,14 +29,16 @@ SCENARIO = "driver 550.54.14\ngpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 258\n
 #: Another user may be unable to read what is imported later.
 _AS_USER = """
 import ctypes, os, sys
-import gpu_pool.cli.app, gpu_pool.enforcement.watchdog, gpu_pool_client._remote.client
+import gpu_pool.enforcement.watchdog, gpu_pool_client._remote.client
 import gpu_pool_kernels.installer
 import gpu_pool.enforcement.mps.classic, gpu_pool.enforcement.mps.programs
 from gpu_pool.cli import main
+from gpu_pool.cli.app import cli, subcommands
 from gpu_pool.devices import discover
 if "LD_LIBRARY_PATH" in os.environ:
     ctypes.CDLL("libnvidia-ml.so.1")
 discover()
+subcommands(cli)
 os.setgroups([])
 os.setgid({uid})
 os.setuid({uid})
