@@ -302,6 +302,17 @@ async def test_the_plot_has_round_times_and_an_end(site: Site, days: int, texts:
     assert all(each in texts if texts else re.fullmatch(r"\d+ [A-Z][a-z][a-z]", each) for each in found)
 
 
+async def test_only_administrators_see_in_the_plot_when_cells_ran(site: Site) -> None:
+    lease = await site.take("1", "ada", "ml")
+    await site.pool.report_busy(lease, [(time.time(), 60.0)])
+    await site.pool.release(lease)
+    page = await site.page("history", ADMIN)
+    assert Document(page).problems == []
+    assert "by course, and while cells ran." in page
+    assert 'class="busy"' in page
+    assert 'class="busy"' not in await site.page("history", "ada")
+
+
 async def test_an_administrator_sees_what_other_ways_would_have_done(site: Site) -> None:
     assert "no lease that was held" in await site.page("admin/other-ways", ADMIN)
     await site.pool.release(await site.take("1", "ada", "ml"))

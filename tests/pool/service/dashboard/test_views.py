@@ -252,6 +252,16 @@ class TestHistory:
     def test_where_nothing_was_lent_nothing_is_drawn_of_it(self) -> None:
         assert history_view.plot([past()], MARKS, 1, NOW).lent == ()
 
+    def test_cells_that_ran_are_a_line_within_what_was_held(self) -> None:
+        busy = {"1-a": ((NOW - 2 * HOUR, HOUR / 2),)}
+        plot = history_view.plot([past()], MARKS, 1, NOW, busy)
+        assert len(plot.busy) == history_view.BUCKETS
+        assert [level.x for level in plot.busy if level.y == 0.0] == [pytest.approx(100 * 44 / 48, abs=0.001)]
+        assert {level.y for level in plot.busy} == {0.0, 100.0}
+
+    def test_where_no_cell_is_known_to_have_run_there_is_no_line(self) -> None:
+        assert history_view.plot([past()], MARKS, 1, NOW, {}).busy == ()
+
     def test_what_lives_is_in_the_plot(self) -> None:
         plot = history_view.plot(until_now([lease(1)], NOW), MARKS, 1, NOW)
         assert len(plot.blocks) == 1
