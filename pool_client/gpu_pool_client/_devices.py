@@ -79,6 +79,15 @@ class Slice:
     memory_mib: int
     #: CUDA context slots taken (0 where they are not limited).
     contexts: int = 0
+    #: The most of the device's memory that its process may ever use, in MiB; 0 where that is ``memory_mib``.
+    limit_mib: int = 0
+    #: What it may use now on top of ``memory_mib``, in MiB, until somebody else is granted that memory.
+    burst_mib: int = 0
+
+    @property
+    def allowed_mib(self) -> int:
+        """How much of the device's memory its process may use now, in MiB."""
+        return self.memory_mib + self.burst_mib
 
     @property
     def share(self) -> str:

@@ -27,7 +27,8 @@ def cut(request: SliceRequest, device: Device, lease_contexts: int = 1) -> Slice
 
     Shares are rounded down to whole MiB; a request for memory alone is charged
     compute in proportion, rounded up. A MIG instance is granted as a whole, or in as many equal parts as it
-    has context slots, to whoever asks for no more of a GPU than that is. ``lease_contexts`` is how many
+    has context slots, to whoever asks for no more of a GPU than that is. The request's limit changes none
+    of that; it is at most the device's memory. ``lease_contexts`` is how many
     context slots a lease takes of a device that counts them.
     """
     if device.mig_profile is not None:
@@ -42,7 +43,20 @@ def cut(request: SliceRequest, device: Device, lease_contexts: int = 1) -> Slice
     # On a node of a cluster a slot is a pod's; a device that admits one process has one.
     one = device.node or device.exclusive
     contexts = 0 if device.contexts is None else 1 if one else lease_contexts
-    return Slice(device, milli, memory, contexts)
+    limit = _limit(request, device)
+    return Slice(device, milli, memory, contexts, limit if limit > memory else 0)
+
+
+def _limit(request: SliceRequest, device: Device) -> int:
+    """Return how much of the device's memory the request may ever use, in MiB; 0 where its guarantee is all.
+
+    Where the hardware, or the daemon that all of a device share, holds each slice to its size, that is all.
+    """
+    if not request.has_limit or device.mig_profile is not None or device.one_size:
+        return 0
+    if request.limit_milli is not None:
+        return device.memory_mib * request.limit_milli // WHOLE
+    return min(request.limit_mib or 0, device.memory_mib)
 
 
 def fits(part: Slice, status: DeviceStatus) -> bool:

@@ -1,9 +1,10 @@
 """Slice requests: what a person writes, and the one parser that reads it.
 
 ``2%`` and ``0.02`` are a share of one GPU, ``1.5GiB`` and ``655MiB`` an amount
-of GPU memory, ``4`` four whole GPUs, ``2x50%`` half of each of two. Filters
-follow: ``2% model=V100 memory>=16GiB driver>=550 index=0,1``. So does for how long
-it is held at most: ``2% for 20min``.
+of GPU memory, ``4`` four whole GPUs, ``2x50%`` half of each of two. ``2%..10%`` and
+``1GiB..4GiB`` are a guarantee and a limit: what is held for it, and how much memory it
+may use while nobody else holds that. Filters follow: ``2% model=V100 memory>=16GiB
+driver>=550 index=0,1``. So does for how long it is held at most: ``2% for 20min``.
 
 All arithmetic is on integers: shares in thousandths of a device (*milli*),
 memory in MiB. Fifty times 2% is exactly one GPU.
@@ -31,7 +32,8 @@ MAX_MIB: Final = 999_999_999
 
 ACCEPTED: Final = (
     "Accepted: 2% or 0.02 (a share of one GPU), 1.5GiB or 655MiB (GPU memory), "
-    "4 (whole GPUs), 2x50% (the same share of several); then filters, if any: "
+    "4 (whole GPUs), 2x50% (the same share of several), 2%..10% or 1GiB..4GiB (at least that, and up to the "
+    "second while the memory is free); then filters, if any: "
     "model=V100 memory>=16GiB driver>=550 index=0,1; "
     "and for 20min (it ends then at the latest)."
 )
@@ -80,7 +82,8 @@ class SliceRequest:
     """How much of how many devices is asked for. Made by :func:`parse_request`.
 
     Exactly one of ``milli`` (thousandths of each device, 1 to 1000) and
-    ``memory_mib`` (MiB on each device) is set.
+    ``memory_mib`` (MiB on each device) is set: it is what is guaranteed, held and
+    charged. Where there is a limit as well, the one of the same kind is set.
     """
 
     count: int = 1
@@ -89,6 +92,21 @@ class SliceRequest:
     filters: Filters = field(default_factory=Filters)
     #: For how long it is held at most, in whole seconds; None where nothing is said.
     length: int | None = None
+    #: How much of each device's memory it may use while that is free, in thousandths, up to 1000: more than
+    #: ``milli``; None where that is all.
+    limit_milli: int | None = None
+    #: The same in MiB: more than ``memory_mib``.
+    limit_mib: int | None = None
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether it may use more than its guarantee while nobody else holds that."""
+        return self.limit_milli is not None or self.limit_mib is not None
+
+    @property
+    def guarantee(self) -> SliceRequest:
+        """The request without its limit: what is held and charged."""
+        return replace(self, limit_milli=None, limit_mib=None)
 
     @property
     def whole_devices(self) -> bool:
@@ -97,10 +115,14 @@ class SliceRequest:
 
     @property
     def size(self) -> str:
-        """The request without its filters and its length: ``2%``, ``2x1.5GiB``, ``4``."""
+        """The request without its filters and its length: ``2%``, ``2x1.5GiB``, ``4``, ``2%..10%``."""
         if self.milli == WHOLE:
             return str(self.count)
         amount = format_memory(self.memory_mib) if self.memory_mib else format_share(self.milli or 0)
+        if self.limit_milli is not None:
+            amount += f"..{format_share(self.limit_milli)}"
+        elif self.limit_mib is not None:
+            amount += f"..{format_memory(self.limit_mib)}"
         return f"{self.count}x{amount}" if self.count > 1 else amount
 
     @property
@@ -218,7 +240,8 @@ def parse_request(text: str) -> SliceRequest:
     Parameters
     ----------
     text
-        Such as ``2%``, ``1.5GiB``, ``2x50%`` or ``4``, with filters and ``for 20min`` behind it, if any.
+        Such as ``2%``, ``1.5GiB``, ``2x50%``, ``4`` or ``2%..10%``, with filters and ``for 20min`` behind it,
+        if any.
 
     Returns
     -------
@@ -243,10 +266,13 @@ def _parse(text: str) -> SliceRequest:
     words = text.split()
     if not words:
         raise _refusal(text, "it is empty")
-    count, milli, memory_mib = _parse_size(words[0], text)
+    word, dots, limit = words[0].partition("..")
+    size = SliceRequest(*_parse_size(word, text))
+    if dots:
+        size = _with_limit(size, limit, text)
     filters, length = _parse_length(words[1:], text)
-    request = SliceRequest(count, milli, memory_mib, _parse_filters(filters, text), length)
-    if length is not None and len(str(request)) > MAX_TEXT:
+    request = replace(size, filters=_parse_filters(filters, text), length=length)
+    if (length is not None or dots) and len(str(request)) > MAX_TEXT:
         raise _refusal(text, f"written in full it has more than {MAX_TEXT} characters")
     return request
 
@@ -273,6 +299,22 @@ def _parse_size(word: str, text: str) -> tuple[int, int | None, int | None]:
     if unit == "%" or milli < WHOLE:
         return count, _check_share(milli, text), None
     return _whole_devices(match["count"], milli, text), WHOLE, None
+
+
+def _with_limit(request: SliceRequest, word: str, text: str) -> SliceRequest:
+    """Return the request with the limit that is written behind its guarantee."""
+    if not word:
+        raise _refusal(text, "behind .. its limit follows, as in 2%..10%")
+    count, limit_milli, limit_mib = _parse_size(word, text)
+    if (request.milli is None) != (limit_milli is None):
+        raise _refusal(text, "write both as shares, 2%..10%, or both as memory, 1GiB..4GiB")
+    if request.whole_devices:
+        raise _refusal(text, "of a whole GPU there is no more to have: leave its limit away")
+    if count > 1:
+        raise _refusal(text, "its limit is at most a whole GPU; for several GPUs write, say, 2x2%..10%")
+    if (limit_milli or limit_mib or 0) <= (request.milli or request.memory_mib or 0):
+        raise _refusal(text, "its limit is to be above what it has for certain, as in 2%..10%")
+    return replace(request, limit_milli=limit_milli, limit_mib=limit_mib)
 
 
 def _whole_devices(count: str | None, milli: int, text: str) -> int:

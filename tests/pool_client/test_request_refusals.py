@@ -16,6 +16,11 @@ _EITHER = "write either the number of whole GPUs or NxSHARE"
 _SIGNS = "write model=, memory>=, driver>= and index="
 _AMOUNT = "memory is between 1MiB and 999999999MiB"
 
+_KINDS = "write both as shares, 2%..10%, or both as memory, 1GiB..4GiB"
+_ABOVE = "its limit is to be above what it has for certain, as in 2%..10%"
+_WHOLE = "of a whole GPU there is no more to have: leave its limit away"
+_ONE_GPU = "its limit is at most a whole GPU; for several GPUs write, say, 2x2%..10%"
+
 _DURATIONS = "Accepted: 90s, 15min, 2h, 1h30min, 3d, or a number of seconds"
 
 
@@ -68,6 +73,25 @@ _DURATIONS = "Accepted: 90s, 15min, 2h, 1h30min, 3d, or a number of seconds"
         ("2% for 20 min", "'min' is not a filter"),
         ("2% for 3651d", "'3651d' is longer than ten years. Accepted: at most 3650d"),
         ("2% for model=V100", f"'model=V100' is not a duration. {_DURATIONS}"),
+        ("2%..", "behind .. its limit follows, as in 2%..10%"),
+        ("2%.. 10%", "behind .. its limit follows, as in 2%..10%"),
+        ("2%..4GiB", _KINDS),
+        ("1GiB..10%", _KINDS),
+        ("1..4GiB", _KINDS),
+        ("10%..10%", _ABOVE),
+        ("10%..2%", _ABOVE),
+        ("0.1..10%", _ABOVE),
+        ("1024MiB..1GiB", _ABOVE),
+        ("1..2", _WHOLE),
+        ("4..8", _WHOLE),
+        ("100%..100%", _WHOLE),
+        ("50%..2", _ONE_GPU),
+        ("2%..2x10%", _ONE_GPU),
+        ("2%..150%", _SHARE),
+        ("2%..1.5", _MOST),
+        ("2%..0.05%", _FINEST),
+        ("1GiB..4gb", _UNIT),
+        ("1GiB..976563GiB", _AMOUNT),
         (f"2% memory>={'4' * 60}", f"the filter value '{'4' * 40}' is not an amount of memory"),
     ],
 )
@@ -79,7 +103,24 @@ def test_a_refusal_says_what_is_wrong(text: str, why: str) -> None:
     assert caught.value.remedy == ACCEPTED
 
 
-@pytest.mark.parametrize("text", ["abc", "2x", "x2%", ".", "%", "0.0000001GiB", "1000000000MiB", "12345x1%"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "abc",
+        "2x",
+        "x2%",
+        ".",
+        "%",
+        "0.0000001GiB",
+        "1000000000MiB",
+        "12345x1%",
+        "..",
+        "..2%",
+        "2%...",
+        "2%..x",
+        "2%..5%..9%",
+    ],
+)
 def test_what_is_nothing_like_a_request_is_shown_what_is(text: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_request(text)
@@ -95,8 +136,9 @@ def test_what_is_too_long_is_not_read() -> None:
     assert parse_request("2%" + " " * 254).milli == 20
     indexes = ",".join(str(1000 + number) for number in range(32))
     assert len(str(parse_request(f"2% model={'a' * 60} index={indexes} for 9999999"))) == 255
-    with pytest.raises(BadRequest, match="written in full it has more than 256 characters"):
-        parse_request(f"2% model={'a' * 63} index={indexes} for 9999999")
+    for size in ("2%", "0.1..0.2"):
+        with pytest.raises(BadRequest, match="written in full it has more than 256 characters"):
+            parse_request(f"{size} model={'a' * 63} index={indexes} for 9999999")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_pool_client import ACCEPTED, BadRequest, Filters, SliceRequest, format_gpus, parse_request
+from gpu_pool_client._requests import MAX_MIB
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,18 @@ from gpu_pool_client import ACCEPTED, BadRequest, Filters, SliceRequest, format_
         ("1GiB index=0 for 0.5s", SliceRequest(memory_mib=1024, filters=Filters(index=(0,)), length=1)),
         ("1 for 90", SliceRequest(milli=1000, length=90)),
         ("1 for 3650d", SliceRequest(milli=1000, length=315_360_000)),
+        ("2%..10%", SliceRequest(milli=20, limit_milli=100)),
+        (".02...1", SliceRequest(milli=20, limit_milli=100)),
+        ("0.02..10%", SliceRequest(milli=20, limit_milli=100)),
+        ("2%..1", SliceRequest(milli=20, limit_milli=1000)),
+        ("99.9%..100%", SliceRequest(milli=999, limit_milli=1000)),
+        ("1GiB..4GiB", SliceRequest(memory_mib=1024, limit_mib=4096)),
+        ("655mib..1.5GIB", SliceRequest(memory_mib=655, limit_mib=1536)),
+        ("2x2%..10%", SliceRequest(2, 20, limit_milli=100)),
+        (
+            "2%..10% model=V100 for 20min",
+            SliceRequest(milli=20, filters=Filters("V100"), length=1200, limit_milli=100),
+        ),
     ],
 )
 def test_it_reads(text: str, request_: SliceRequest) -> None:
@@ -45,7 +60,7 @@ def test_it_reads(text: str, request_: SliceRequest) -> None:
 
 NONSENSE = """0 0% 0.0 0x50% -1 -1% +1 101% 1000% 1.5 nan inf 1e9 1e-2 2%% %2 2%x2 x50% 2x 2x4 2x2x2
     1_0 0x10 0b1 1.5GB 16G 655M 0.0001 0.05% 1.23% 0MiB 0.0GiB 1025 1025x2% 99999999999 . % MiB GiB
-    2%,3% --help ;ls $(ls) 2%;"""
+    2%,3% --help ;ls $(ls) 2%; .. ... 2%.. ..2% 2%..10%..20% 2%.10% 2%...10% 1..1 2%..nan 2%..-1%"""
 WITH_SPACES = ["", " ", "\n", "two percent", "2 %", "655 MiB", "2% 3%", "2%\0"]
 NOT_ASCII = ["\u0662%", "\uff12%", "2\u066a", "2%\u00a0", "\u00bd"]
 
@@ -103,9 +118,20 @@ common = {
     "filters": filters,
     "length": st.none() | st.integers(1, 3650 * 86_400),
 }
-requests = st.builds(SliceRequest, milli=st.integers(1, 1000), **common) | st.builds(
+certain = st.builds(SliceRequest, milli=st.integers(1, 1000), **common) | st.builds(
     SliceRequest, memory_mib=st.integers(1, 10_000_000), **common
 )
+
+
+def _with_limit(request: SliceRequest) -> st.SearchStrategy[SliceRequest]:
+    if request.memory_mib:
+        return st.integers(request.memory_mib + 1, MAX_MIB).map(lambda mib: replace(request, limit_mib=mib))
+    if request.whole_devices:
+        return st.just(request)
+    return st.integers((request.milli or 0) + 1, 1000).map(lambda most: replace(request, limit_milli=most))
+
+
+requests = certain | certain.flatmap(_with_limit)
 
 
 @given(requests)
@@ -117,6 +143,8 @@ def test_what_it_prints_it_reads_back(request_: SliceRequest) -> None:
     st.text(max_size=300)
     | st.text("0123456789.%xXgGmMiIbB =><,-+e", max_size=30)
     | st.text("12dhmins. ", max_size=20).map("2% for {}".format)
+    | st.text("019.%xGMiB", max_size=20).map("2%..{}".format)
+    | st.text("019.%xGMiB", max_size=20).map("1GiB..{}".format)
 )
 def test_any_text_is_either_read_back_or_refused_in_words(text: str) -> None:
     try:
@@ -125,6 +153,15 @@ def test_any_text_is_either_read_back_or_refused_in_words(text: str) -> None:
         assert ACCEPTED in str(refusal)  # noqa: PT017 - both outcomes are right
     else:
         assert parse_request(str(request_)) == request_
+
+
+@given(requests)
+def test_a_guarantee_is_the_request_without_its_limit(request_: SliceRequest) -> None:
+    assert not request_.guarantee.has_limit
+    assert parse_request(str(request_.guarantee)) == request_.guarantee
+    written, guaranteed = str(request_), str(request_.guarantee)
+    assert (written == guaranteed) is not request_.has_limit
+    assert written.startswith(request_.guarantee.size)
 
 
 @given(st.integers(1, 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from gpu_pool_client import _processes as processes
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._errors import MAX_MESSAGE
 from gpu_pool_client._leases import why_over
+from gpu_pool_client._remote.bodies import LEASE
 from support.pools import ENDS_ITS_FIRST_THREAD, device, identity, running
 
 
@@ -146,6 +148,23 @@ def test_a_lease_says_who_asks_for_its_slices(
     said = replace(lease, asked_back=asked_back).message
     assert said.startswith(message)
     assert "Exam." in said
+
+
+@pytest.mark.parametrize("amounts", [(0, 0), (3276, 0), (3276, 1000)])
+def test_a_lease_with_a_limit_travels_whole_and_one_of_an_older_service_is_read(
+    amounts: tuple[int, int],
+) -> None:
+    text = "2%..10% for 20min" if any(amounts) else "2%"
+    slices = (Slice(device(0), 20, 655, 0, *amounts),)
+    lease = Lease("1-a", "key", parse_request(text), Holder("ada"), LeaseState.HELD, 0.0, slices=slices)
+    sent = LEASE.dump_json(lease)
+    assert LEASE.validate_json(sent) == lease
+    plain = json.loads(sent)
+    assert (plain["request"], plain["slices"][0]["limit_mib"]) == (text, amounts[0])
+    for name in ("limit_mib", "burst_mib"):
+        del plain["slices"][0][name]
+    [part] = LEASE.validate_python(plain).slices
+    assert (part.limit_mib, part.allowed_mib) == (0, 655)
 
 
 @pytest.mark.parametrize(

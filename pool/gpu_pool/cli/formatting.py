@@ -299,7 +299,10 @@ def plain_error(error: GpuPoolError) -> Plain:
 
 
 def _amounts(part: Slice) -> Plain:
-    return {"milli": part.milli, "memory_mib": part.memory_mib, "contexts": part.contexts}
+    found = {"milli": part.milli, "memory_mib": part.memory_mib, "contexts": part.contexts}
+    if part.limit_mib:
+        found |= {"limit_mib": part.limit_mib, "burst_mib": part.burst_mib}
+    return found
 
 
 def _limit(limit: Limit) -> Plain:

@@ -20,8 +20,16 @@ _MAX_COMBINATIONS = 5_000
 
 
 def cut(request: SliceRequest, device: Device, rules: Rules) -> Slice:
-    """Return the slice that the request means on this device, whether or not it fits; see ``_free.cut``."""
-    return _free.cut(request, device, rules.lease_contexts)
+    """Return the slice that the request means on this device, whether or not it fits; see ``_free.cut``.
+
+    Its limit is no more than what the rules let one lease have.
+    """
+    part = _free.cut(request, device, rules.lease_contexts)
+    if not part.limit_mib:
+        return part
+    most = min(device.memory_mib * rules.max_milli // WHOLE, rules.max_memory_mib or device.memory_mib)
+    limit = min(part.limit_mib, most)
+    return replace(part, limit_mib=limit if limit > part.memory_mib else 0)
 
 
 def holds(part: Slice, rules: Rules) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool_client import DeviceStatus, Slice, parse_request
+from gpu_pool_client import Device, DeviceStatus, Slice, parse_request
 from gpu_pool_client._free import fits
 from support.pools import device
 
@@ -47,6 +47,32 @@ MIG = device(3, "A100", 4864, milli=142, mig_profile="1g.5gb")
 )
 def test_the_largest_share_that_is_free(statuses: list[DeviceStatus], rules: Rules, milli: int) -> None:
     assert placement.largest(statuses, rules) == milli
+
+
+@pytest.mark.parametrize(
+    ("text", "on", "rules", "limit"),
+    [
+        ("2%", V100, RULES, 0),
+        ("2%..10%", V100, RULES, 3276),
+        ("2%..1", V100, RULES, 32768),
+        ("1GiB..4GiB", V100, RULES, 4096),
+        ("10GiB..40GiB", V100, RULES, 32768),
+        ("16GiB..40GiB", T4, RULES, 0),
+        ("2%..50%", V100, Rules(max_milli=100), 3276),
+        ("2%..50%", V100, Rules(max_memory_mib=2000), 2000),
+        ("2%..50%", V100, Rules(max_milli=20), 0),
+        ("1GiB..4GiB", V100, Rules(max_memory_mib=1024), 0),
+        ("2%..10%", SAME, RULES, 0),
+        ("2%..10%", MIG, RULES, 0),
+    ],
+)
+def test_the_limit_of_a_slice_is_memory_that_it_may_have(
+    text: str, on: Device, rules: Rules, limit: int
+) -> None:
+    part = placement.cut(parse_request(text), on, rules)
+    assert (part.limit_mib, part.burst_mib, part.allowed_mib) == (limit, 0, part.memory_mib)
+    # All else is that of its guarantee.
+    assert replace(part, limit_mib=0) == placement.cut(parse_request(text).guarantee, on, rules)
 
 
 @pytest.mark.parametrize(

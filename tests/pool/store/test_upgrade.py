@@ -137,6 +137,21 @@ async def test_what_was_granted_before_kernels_gave_way_never_does(path: Path) -
     assert (terms.idle_limit, terms.yield_after) == (900, None)
 
 
+async def test_only_slices_with_a_limit_are_written_with_it(path: Path) -> None:
+    async with embedded(path) as pool:
+        plain, limited = await take(pool, "2%", "plain"), await take(pool, "2%..10%", "limited")
+        assert rows(path, "SELECT slices FROM lease ORDER BY number") == [
+            ("[[1, 20, 655, 0]]",),
+            ("[[1, 20, 655, 0, 3276, 0]]",),
+        ]
+        with closing(sqlite3.connect(path)) as store, store:
+            store.execute("UPDATE lease SET slices = '[[1, 20, 655, 0, 3276, 1000]]' WHERE key = 'limited'")
+        for lease, amounts in ((plain, (0, 0, 655)), (limited, (3276, 1000, 1655))):
+            [part] = (await pool.get_lease(lease)).slices
+            assert (part.limit_mib, part.burst_mib, part.allowed_mib) == amounts
+        assert (await pool.status()).devices[0].held_memory_mib == 1310
+
+
 async def test_what_waited_in_the_queue_of_the_cluster_still_does(path: Path) -> None:
     parked = (
         "UPDATE lease SET state = 'parked', slices = '[]', held_at = NULL, ends_by = NULL, terms = NULL, "
