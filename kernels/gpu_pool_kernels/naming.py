@@ -29,7 +29,7 @@ _LOGO: Final = """\
 {ring}{lines}</svg>
 """
 _RING: Final = """\
-  <circle cx="32" cy="32" r="{radius}" fill="none" stroke="#8fd14f" stroke-width="6" pathLength="1000"
+  <circle cx="32" cy="32" r="{radius}" fill="none" stroke="{colour}" stroke-width="6" pathLength="1000"
     stroke-dasharray="{milli} {rest}" transform="rotate(-90 32 32)"/>
 """
 _LINE: Final = """\
@@ -39,7 +39,10 @@ _LINE: Final = """\
 
 
 def display_name(base: str, request: SliceRequest, *, batch: bool = False) -> str:
-    """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU 2%)``."""
+    """Name a kernel for people: ``Python 3 (ipykernel)`` and 2% make ``Python 3 (GPU 2%)``.
+
+    Of ``2%..10%`` that is ``Python 3 (GPU 2%, up to 10%)``.
+    """
     length = [] if request.length is None else [f"for {format_length(request.length)}"]
     parts = [request.title, *_filters(request.filters), *length, *(["batch"] if batch else [])]
     return f"{base.removesuffix(_SUFFIX)} ({', '.join(parts)})"
@@ -66,26 +69,30 @@ def folder_name(base: str, request: SliceRequest, *, batch: bool = False) -> str
     return "-".join(parts).lower()
 
 
-def by_size(request: SliceRequest) -> tuple[int, int, int, str, int]:
-    """Return what sizes are sorted by: 2%, 10%, 50%, 1, 2x75%, 4; amounts of memory; then filters."""
-    amount = request.milli or request.memory_mib or 0
-    size = int(request.milli is None), request.count * amount, request.count
+def by_size(request: SliceRequest) -> tuple[int, int, int, int, str, int]:
+    """Return what sizes are sorted by: 2%, 2%..10%, 10%, 1, 2x75%, 4; amounts of memory; then filters."""
+    amount, limit = request.milli or request.memory_mib or 0, request.limit_milli or request.limit_mib or 0
+    size = int(request.milli is None), request.count * amount, request.count, limit
     return *size, str(request.filters), request.length or 0
 
 
 def logo(request: SliceRequest) -> str:
-    """Draw the size as SVG: a ring filled to the share, around the size in words.
+    """Draw the size as SVG: a ring filled to the share, and paler to its limit, around the size in words.
 
     An amount of memory is no share of anything until a device is chosen: its
     ring stays empty.
     """
-    milli = request.milli
-    ring = _RING.format(radius=_RADIUS, milli=milli, rest=WHOLE - milli) if milli else ""
+    ring = _ring(request.limit_milli, "#5b8a53") + _ring(request.milli, "#8fd14f")
     first, _, second = _logo_words(request).partition(" ")
     # Where the lower line stands, the ring leaves less room.
     two = _line(24, first, 20, 60) + _line(42, second, 14, 56) if second else ""
     lines = two or _line(32, first, 20, 72)
     return _LOGO.format(radius=_RADIUS, ring=ring, lines=lines, label=escape(request.title))
+
+
+def _ring(milli: int | None, colour: str) -> str:
+    """Draw the part of the ring that is so many thousandths."""
+    return _RING.format(radius=_RADIUS, milli=milli, rest=WHOLE - milli, colour=colour) if milli else ""
 
 
 def _amount(request: SliceRequest) -> str:
@@ -98,7 +105,7 @@ def _amount(request: SliceRequest) -> str:
 def _slug(request: SliceRequest) -> str:
     if request.whole_devices:
         return f"{request.count}gpu"
-    return request.size.replace("%", "pct")
+    return request.size.replace("..", "-to-").replace("%", "pct")
 
 
 def _filters(filters: Filters) -> list[str]:
@@ -115,10 +122,13 @@ def _filters(filters: Filters) -> list[str]:
 
 
 def _logo_words(request: SliceRequest) -> str:
-    """Return the size in one or two words: ``2%``, ``4 GPUs``, ``2× 50%``."""  # noqa: RUF002
+    """Return the size in one or two words: ``2%``, ``4 GPUs``, ``2× 50%``; with its limit, ``2% to 10%``."""  # noqa: RUF002
     if request.whole_devices:
         return "1 GPU" if request.count == 1 else f"{request.count} GPUs"
     amount = _amount(request)
+    if request.has_limit:
+        times = f"{request.count}×" if request.count > 1 else ""  # noqa: RUF001
+        return f"{times}{amount.replace(' ', '')} to {request.limit.replace(' ', '')}"
     return f"{request.count}× {amount.replace(' ', '')}" if request.count > 1 else amount  # noqa: RUF001
 
 

@@ -63,7 +63,7 @@ export function rank(offer: IOffer | undefined, size = ''): number {
   if (offer) {
     return offer.milli + (offer.memory_mib ?? 0) / MOST_MIB;
   }
-  const [, count, number, percent] = /^(?:(\d+)x)?(\d+(?:\.\d+)?)(%?)(?: |$)/.exec(size) ?? [];
+  const [, count, number, percent] = /^(?:(\d+)x)?(\d+(?:\.\d+)?)(%?)(?:\.\.| |$)/.exec(size) ?? [];
   return number ? Number(count ?? 1) * Number(number) * (percent ? 10 : 1000) : Infinity;
 }
 

@@ -89,8 +89,12 @@ function trim(number: string): string {
   return number.replace(/\.0$/, '');
 }
 
-/** A size, "2%" or "1.5GiB"; of whole GPUs, which are asked for by a bare number, "whole GPU". */
+/** A size, "2%" or "2%, up to 10%"; of whole GPUs, which are asked for by a bare number, "whole GPU". */
 export function sizeName(size: string, trans: Words): string {
+  const [guarantee, limit] = size.split('..');
+  if (limit) {
+    return trans.__('%1, up to %2', guarantee, limit);
+  }
   if (!/^\d+$/.test(size)) {
     return size;
   }

@@ -61,9 +61,9 @@ test('small slices stand before large ones, and what is not known last', () => {
 });
 
 test('before the pool has answered, sizes of kernelspecs decide', () => {
-  const sizes = ['2%', '12.5% model=V100', '2x50%', '1', '2', '4GiB', 'lots', ''];
+  const sizes = ['2%', '2%..10%', '12.5% model=V100', '2x50%', '1', '2', '4GiB', 'lots', ''];
   const ranks = sizes.map(size => rank(undefined, size));
-  assert.deepEqual(ranks, [20, 125, 1000, 1000, 2000, Infinity, Infinity, Infinity]);
+  assert.deepEqual(ranks, [20, 20, 125, 1000, 1000, 2000, Infinity, Infinity, Infinity]);
   assert.equal(rank(offer(), '1'), 20);
 });
 

@@ -51,6 +51,8 @@ table<number | null>('positions', position => texts.place(position, trans).split
 
 table<string>('sizes in a sentence', size => texts.sizeInSentence(size, trans), [
   ['2%', '2%'],
+  ['2%..10%', '2%, up to 10%'],
+  ['2x1GiB..4GiB', '2x1GiB, up to 4GiB'],
   ['1', 'a whole GPU'],
   ['4', '4 whole GPUs']
 ]);

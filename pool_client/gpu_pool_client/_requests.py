@@ -135,20 +135,28 @@ class SliceRequest:
 
     @property
     def title(self) -> str:
-        """What kernels of it are called: ``GPU 2%``, ``GPU 75%×2``, ``whole GPU``; no more of it."""  # noqa: RUF002
-        part = replace(self, count=1)
-        amount = memory_in_words(self.memory_mib, exact=True) if self.memory_mib else part.size
-        size = "whole GPU" if self.whole_devices else f"GPU {amount}"
+        """What kernels of it are called: ``GPU 2%``, ``GPU 2%, up to 10%``, ``GPU 75%×2``, ``whole GPU``."""  # noqa: RUF002
+        size = "whole GPU" if self.whole_devices else f"GPU {_amount(self.milli, self.memory_mib)}"
         # Without a space, which would sort before the end of the same size of one GPU.
-        return f"{size}×{self.count}" if self.count > 1 else size  # noqa: RUF001
+        return f"{size}×{self.count}{self._up_to}" if self.count > 1 else f"{size}{self._up_to}"  # noqa: RUF001
 
     @property
     def of_gpus(self) -> str:
-        """How much of what, without filters: ``2% of a GPU``, ``50% of each of 2 GPUs``, ``a whole GPU``."""
-        part = replace(self, count=1, filters=Filters(), length=None)
+        """How much of what, without filters: ``2% of a GPU, up to 10%``, ``50% of each of 2 GPUs``."""
         if self.whole_devices:
             return replace(self, filters=Filters(), length=None).named
-        return f"{part} of a GPU" if self.count == 1 else f"{part} of each of {self.count} GPUs"
+        part = replace(self.guarantee, count=1).size
+        gpus = "a GPU" if self.count == 1 else f"each of {self.count} GPUs"
+        return f"{part} of {gpus}{self._up_to}"
+
+    @property
+    def limit(self) -> str:
+        """Its limit, as pages show it: ``10%``, ``4 GiB``; empty where it has none."""
+        return _amount(self.limit_milli, self.limit_mib) if self.has_limit else ""
+
+    @property
+    def _up_to(self) -> str:
+        return f", up to {self.limit}" if self.has_limit else ""
 
     def at_most(self, limit: float | None) -> float | None:
         """Return for how many seconds it is held where a limit holds for all; None where nothing ends it."""
@@ -156,6 +164,10 @@ class SliceRequest:
 
     def __str__(self) -> str:
         return _joined(self.size, self.filters, self.length)
+
+
+def _amount(milli: int | None, mib: int | None) -> str:
+    return memory_in_words(mib, exact=True) if mib else format_share(milli or 0)
 
 
 def _joined(size: str, filters: Filters, length: int | None) -> str:

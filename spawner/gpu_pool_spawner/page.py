@@ -234,4 +234,5 @@ def say_size(request: SliceRequest) -> str:
         memory = format_memory(request.memory_mib)
         amount = f"{memory[:-3]} {memory[-3:]} of the memory"
     gpus = "a GPU" if request.count == 1 else f"each of {request.count} GPUs"
-    return f"{amount} of {gpus}{filters}"
+    limit = f", up to {request.limit} of its memory while that is free" if request.has_limit else ""
+    return f"{amount} of {gpus}{limit}{filters}"

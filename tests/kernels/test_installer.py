@@ -297,11 +297,13 @@ sys.exit(main(["kernels", "remove", "--all"]))
 
 def test_ours_are_listed_by_base_and_size(prefix: Path) -> None:
     put(prefix, "ir", R)
-    installer.install(sizes("4", "1.5GiB", "50%", "2x75%", "1", "10%", "2%"), prefix=prefix)
+    installer.install(
+        sizes("4", "1.5GiB", "50%", "2%..20%", "2x75%", "1", "10%", "2%..5%", "2%"), prefix=prefix
+    )
     installer.install(sizes("10%", "2%"), base="ir", prefix=prefix)
     assert [kernel.slice for kernel in installer.installed()] == [
         *("2%", "10%"),
-        *("2%", "10%", "50%", "1", "2x75%", "4", "1.5GiB"),
+        *("2%", "2%..5%", "2%..20%", "10%", "50%", "1", "2x75%", "4", "1.5GiB"),
     ]
 
 
@@ -314,6 +316,9 @@ def test_ours_are_listed_by_base_and_size(prefix: Path) -> None:
         ("4", "Python 3 (whole GPU×4)"),  # noqa: RUF001
         ("2x50%", "Python 3 (GPU 50%×2)"),  # noqa: RUF001
         ("1.5GiB", "Python 3 (GPU 1.5 GiB)"),
+        ("2%..10%", "Python 3 (GPU 2%, up to 10%)"),
+        ("2x2%..10%", "Python 3 (GPU 2%×2, up to 10%)"),  # noqa: RUF001
+        ("1GiB..4.5GiB model=V100", "Python 3 (GPU 1 GiB, up to 4.5 GiB, V100)"),
         ("2% model=V100", "Python 3 (GPU 2%, V100)"),
         ("2% model=V100 for 20min", "Python 3 (GPU 2%, V100, for 20min)"),
         ("1 memory>=16GiB driver>=550 index=0,1", "Python 3 (whole GPU, ≥ 16 GiB, driver ≥ 550, index 0, 1)"),
@@ -333,6 +338,10 @@ DISTINCT = [
     "2x50%",
     "2GiB",
     "2x1GiB",
+    "2%..5%",
+    "2%..50%",
+    "1GiB..2GiB",
+    "2% model=to-5pct",
     "2% model=V100",
     "2% memory>=16GiB",
     "2% model=memory16gib",
@@ -363,6 +372,8 @@ def test_different_sizes_have_different_folders_that_jupyter_accepts() -> None:
         ("4", "1000 0", ["4", "GPUs"]),
         ("2x50%", "500 500", ["2×", "50%"]),  # noqa: RUF001
         ("655MiB", None, ["655", "MiB"]),
+        ("2%..10%", "100 900, 20 980", ["2%", "to 10%"]),
+        ("2x1GiB..4GiB", None, ["2×1GiB", "to 4GiB"]),  # noqa: RUF001
     ],
 )
 def test_the_logo_shows_the_size(size: str, filled: str | None, words: list[str]) -> None:
@@ -370,7 +381,7 @@ def test_the_logo_shows_the_size(size: str, filled: str | None, words: list[str]
     svg = "{http://www.w3.org/2000/svg}"
     assert [text.text for text in drawing.iter(f"{svg}text")] == words
     rings = [circle.get("stroke-dasharray") for circle in drawing.iter(f"{svg}circle")]
-    assert [ring for ring in rings if ring] == ([filled] if filled else [])
+    assert ", ".join(ring for ring in rings if ring) == (filled or "")
 
 
 def test_a_batch_kernel_is_beside_the_others(prefix: Path) -> None:

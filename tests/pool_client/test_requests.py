@@ -181,6 +181,8 @@ def test_shares_are_exact(milli: int) -> None:
         ("2% for 5400s", "2% for 1h30min", "2% of a GPU"),
         ("1.5GiB", "1.5GiB", "1.5GiB of a GPU"),
         ("2x50%", "2x50%", "50% of each of 2 GPUs"),
+        ("2%..10% for 2h", "2%..10% for 2h", "2% of a GPU, up to 10%"),
+        ("2x1GiB..1.5GiB", "2x1GiB..1.5GiB", "1GiB of each of 2 GPUs, up to 1.5 GiB"),
     ],
 )
 def test_a_request_in_a_sentence(text: str, named: str, of_gpus: str) -> None:

@@ -158,6 +158,7 @@ def test_without_a_course_where_that_is_allowed() -> None:
         ("4 model=A100", "4 whole GPUs (model=A100)"),
         ("1.5GiB", "1.5 GiB of the memory of a GPU"),
         ("2% for 20min", "2% of a GPU for 20min"),
+        ("2%..10%", "2% of a GPU, up to 10% of its memory while that is free"),
         ("4 model=A100 for 2h", "4 whole GPUs (model=A100) for 2h"),
     ],
 )

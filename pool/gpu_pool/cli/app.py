@@ -26,6 +26,7 @@ Sizes:
   1.5GiB, 655MiB  an amount of GPU memory
   4               whole GPUs
   2x50%           the same share of several
+  2%..10%         2%, and up to 10% of the memory while nobody else holds it
   then filters:   "2% model=V100 memory>=16GiB driver>=550 index=0,1"
 
 \b

@@ -90,8 +90,9 @@ def open_now(course: CourseFile, now: datetime) -> str:
 
 
 def _is_offer(request: SliceRequest, offer: SliceRequest) -> bool:
-    """Whether a request asks for what is offered, for no longer than that."""
-    return _is_as_short(request, offer) and replace(request, length=offer.length) == offer
+    """Whether a request asks for what is offered, for no longer than that and up to no more."""
+    same = replace(request.guarantee, length=offer.length) == offer.guarantee
+    return same and _is_as_short(request, offer) and _uses_at_most(request) <= _uses_at_most(offer)
 
 
 def _is_as_short(request: SliceRequest, most: SliceRequest) -> bool:
@@ -107,13 +108,15 @@ def _is_below(request: SliceRequest, most: SliceRequest | None) -> bool:
         return False
     if not _is_as_short(request, most):
         return False
-    if request.milli is not None and most.milli is not None:
-        return request.milli <= most.milli
-    return (
-        request.memory_mib is not None
-        and most.memory_mib is not None
-        and request.memory_mib <= most.memory_mib
-    )
+    if (request.milli is None) != (most.milli is None):
+        return False
+    is_less = (request.milli or request.memory_mib or 0) <= (most.milli or most.memory_mib or 0)
+    return is_less and _uses_at_most(request) <= _uses_at_most(most)
+
+
+def _uses_at_most(request: SliceRequest) -> int:
+    """Return what it may use of a device at most, in the unit in which it is asked for."""
+    return request.limit_milli or request.limit_mib or request.milli or request.memory_mib or 0
 
 
 def system_groups(user: str) -> frozenset[str]:

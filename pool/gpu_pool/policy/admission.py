@@ -189,9 +189,10 @@ def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules:
             f"and each kernel needs {part.contexts}.",
             "Ask the administrator.",
         )
+    size, memory = request.guarantee.size, format_memory(device.memory_mib)
     least = -(-context * WHOLE // device.memory_mib)
     return NeverFits(
-        f"{request.size} of {device.label} ({format_memory(device.memory_mib)}) is {part.memory_mib} MiB. "
+        f"{size} of {device.label} ({memory}) is {part.memory_mib} MiB. "
         f"CUDA itself takes about {context} MiB before the first tensor, so nothing would be left.",
         f"Ask for at least {format_share(least)} here.",
     )
@@ -200,7 +201,7 @@ def _too_large_or_small(request: SliceRequest, devices: Sequence[Device], rules:
 def _each_of(request: SliceRequest) -> str:
     """Say how many GPUs are asked for, and how much of each: ``2 GPUs``, ``50% of each of 2 GPUs``."""
     gpus = f"{request.count} GPUs"
-    return gpus if request.whole_devices else f"{replace(request, count=1).size} of each of {gpus}"
+    return gpus if request.whole_devices else f"{replace(request.guarantee, count=1).size} of each of {gpus}"
 
 
 def _listing(devices: Sequence[Device]) -> str:

@@ -137,7 +137,7 @@ def read_request(value: object) -> SliceRequest:
 def read_share(value: object) -> int:
     """Read a share of GPUs: ``50%``, ``4`` (whole GPUs), ``2x50%``; return thousandths."""
     request = read_request(value)
-    if request.milli is None or str(request) != request.size:
+    if request.milli is None or str(request) != request.guarantee.size:
         raise BadRequest(
             f"{given(value)} is not a share.", "Accepted: a share, such as 50% or 4 (whole GPUs)."
         )
@@ -147,7 +147,7 @@ def read_share(value: object) -> int:
 def read_memory(value: object) -> int:
     """Read an amount of memory; return MiB."""
     request = read_request(value)
-    if request.memory_mib is None or str(request) != request.size:
+    if request.memory_mib is None or str(request) != request.guarantee.size:
         raise BadRequest(
             f"{given(value)} is not an amount of memory.", "Accepted: an amount such as 16GiB or 655MiB."
         )

@@ -157,12 +157,11 @@ class _Future:
 
 def _needed(waiter: Waiter, statuses: Sequence[DeviceStatus]) -> str:
     if waiter.is_parked:
+        size = waiter.request.guarantee.size
         places = sorted(s.device.index for s in statuses if s.device.uuid in waiter.devices)
         if not places:
-            return (
-                f"{waiter.request.size} is needed on the GPU where the kernel was, which grants nothing now."
-            )
-        part = "" if waiter.request.whole_devices else f"{waiter.request.size} of "
+            return f"{size} is needed on the GPU where the kernel was, which grants nothing now."
+        part = "" if waiter.request.whole_devices else f"{size} of "
         names = " and ".join(f"GPU {place}" for place in places)
         return f"{part}{names}, where the kernel was, {'is' if len(places) == 1 else 'are'} needed."
     return f"{_amount(waiter)} needed."

@@ -213,7 +213,7 @@ def _never(scope: Scope, kind: _Kind, limit: int, whole: int, allowed: Allowed |
     """Refuse what would be too much also for somebody who holds nothing."""
     wanted, most = kind.say(whole), kind.say(limit)
     if allowed and not kind.is_named(allowed.request):
-        wanted = f"{allowed.request.size}, that is {wanted}"
+        wanted = f"{allowed.request.guarantee.size}, that is {wanted}"
     message = f"{_subject(scope)} may hold {most} at most; you asked for {wanted}."
     largest = allowed.ever() if allowed and kind is not _SLICES else None
     if largest is None and (allowed or not limit):

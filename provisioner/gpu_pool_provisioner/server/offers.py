@@ -238,5 +238,6 @@ def _milli(request: SliceRequest, status: PoolStatus | None) -> int:
     return request.count * cut(request, status.devices[0].device).milli
 
 
-def _order(request: SliceRequest) -> tuple[int, int]:
-    return request.count * (request.milli or 0), request.count * (request.memory_mib or 0)
+def _order(request: SliceRequest) -> tuple[int, int, int]:
+    limit = request.limit_milli or request.limit_mib or 0
+    return request.count * (request.milli or 0), request.count * (request.memory_mib or 0), limit

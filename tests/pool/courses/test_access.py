@@ -142,6 +142,16 @@ def test_nothing_else_may(text: str) -> None:
         ("25% for 1h", "10% for 1h", True),
         ("25% for 1h", "10% for 61min", False),
         ("25% for 1h", "10%", False),
+        ("25%", "2%..25%", True),
+        ("25%", "2%..26%", False),
+        ("2%..25%", "1%..25%", True),
+        ("2%..25%", "2%", True),
+        ("2%..25%", "3%", False),
+        ("2%..25%", "2%..26%", False),
+        ("1", "2%..100%", True),
+        ("1GiB..4GiB", "512MiB..4GiB", True),
+        ("1GiB..4GiB", "512MiB..5GiB", False),
+        ("1GiB..4GiB", "2%..10%", False),
     ],
 )
 def test_with_any_up_to_whatever_is_not_more(most: str, text: str, is_offered: bool) -> None:
@@ -160,6 +170,15 @@ def test_a_course_may_offer_a_slice_for_a_time() -> None:
     for more in ("50%", "50% for 2h", "60% for 1h"):
         with pytest.raises(NotAllowed, match=r"ML offers 50% for 1h \(Short\)"):
             check_offered(found, parse_request(more))
+
+
+def test_a_slice_with_a_limit_may_be_had_with_less_of_one() -> None:
+    found = parse_course("ml.yaml", b"title: ML\nslices: [{name: Elastic, request: 2%..10%}]\n")
+    for text in ("2%..10%", "2%..5%", "2%"):
+        check_offered(found, parse_request(text))
+    for text in ("2%..11%", "1%..10%", "3%..10%", "1%", "10%"):
+        with pytest.raises(NotAllowed, match=rf"You asked for {text}; ML offers 2%..10% \(Elastic\)"):
+            check_offered(found, parse_request(text))
 
 
 @given(some.integers(1, 1000), some.integers(1, 1000), some.integers(1, 4), some.integers(1, 4))
