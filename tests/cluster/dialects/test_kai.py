@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.dialects import DialectOptions, Pod, usage
+from gpu_pool.cluster.dialects import DialectOptions, Pod, counted_as, usage
 from gpu_pool.cluster.dialects.kai import Kai
-from gpu_pool_client import NeverFits, NotAllowed, Strength, parse_request
+from gpu_pool_client import BadRequest, NeverFits, NotAllowed, Strength, format_memory, parse_request
 from support.clusters import kai, plain, pod
 
 
@@ -98,6 +98,35 @@ def test_nvfractions_names_the_container_and_both_amounts() -> None:
         "gpu-fraction-num-devices": "2",
     }
     assert "NvFractions" in translation.statement.enforcement.memory.by
+
+
+@pytest.mark.parametrize(
+    ("text", "request_", "limit"),
+    [
+        ("2%..10%", "655Mi", "3276Mi"),
+        ("1GiB..4GiB", "1024Mi", "4096Mi"),
+        ("1GiB..400GiB", "1024Mi", "32768Mi"),
+        ("50%..100%", "16384Mi", "32768Mi"),
+    ],
+)
+def test_nvfractions_has_a_limit_above_the_guarantee(text: str, request_: str, limit: str) -> None:
+    dialect = there(ready())
+    translation = dialect.translate(parse_request(text))
+    key = "nvidia.com/container.notebook.gpu-memory"
+    assert translation.pod.annotations == {f"{key}.request": request_, f"{key}.limit": limit}
+    alone = dialect.translate(parse_request(text).guarantee).statement
+    assert (translation.statement.milli, translation.statement.memory_mib) == (alone.milli, alone.memory_mib)
+    assert f"Up to {format_memory(int(limit[:-2]))} on each GPU while that is free" in str(
+        translation.statement
+    )
+    assert counted_as(parse_request(text), dialect) == parse_request(text)
+
+
+def test_without_nvfractions_there_is_no_limit_above_the_guarantee() -> None:
+    with pytest.raises(
+        BadRequest, match=r"takes a limit .* with NvFractions.*Ask for 2%: the guarantee alone"
+    ):
+        there().translate(parse_request("2%..10%"))
 
 
 def test_only_nodes_that_are_ready_for_nvfractions_are_used() -> None:

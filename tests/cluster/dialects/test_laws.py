@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from gpu_pool.cluster.dialects import (
     usage,
 )
 from gpu_pool.cluster.dialects.objects import quantity
-from gpu_pool_client import WHOLE, Filters, GpuPoolError, SliceRequest
+from gpu_pool_client import WHOLE, BadRequest, Filters, GpuPoolError, SliceRequest, parse_request
 from support.clusters import everything
 from support.examples import examples
 
@@ -97,6 +98,43 @@ def test_memory_of_a_share_is_not_more_than_the_share_of_a_gpu_or_said(
     largest = max(gpu.device.memory_mib for gpu in dialect.gpus())
     share = largest * request.milli // WHOLE
     assert translation.statement.memory_mib <= share or translation.statement.rounded
+
+
+@every_cluster
+@few
+@given(request=REQUESTS, more=st.integers(1, WHOLE))
+def test_a_limit_reaches_the_pod_or_is_refused_and_the_guarantee_is_as_without(
+    name: str, request: SliceRequest, more: int
+) -> None:
+    dialect = dialect_of(name)
+    if request.milli is not None and request.milli + more <= WHOLE:
+        limited = replace(request, limit_milli=request.milli + more)
+    else:
+        limited = replace(request, milli=None, memory_mib=1024, limit_mib=1024 + more)
+    found, alone = translated(dialect, limited), translated(dialect, limited.guarantee)
+    if found is None:
+        assert name != "kai-nvfractions" or alone is None
+        return
+    assert alone is not None
+    assert (found.statement.milli, found.statement.memory_mib) == (
+        alone.statement.milli,
+        alone.statement.memory_mib,
+    )
+    assert found.pod != alone.pod or found.statement.milli == WHOLE
+    assert [fault for fault in faults(found.pod) if fault] == []
+
+
+@every_cluster
+@pytest.mark.parametrize("text", ["2%..10%", "1GiB..4GiB", "50%..100%"])
+def test_where_there_is_no_limit_it_is_said_what_can_be_had(name: str, text: str) -> None:
+    dialect, request = dialect_of(name), parse_request(text)
+    if name == "kai-nvfractions":
+        assert any(key.endswith(".limit") for key in dialect.translate(request).pod.annotations)
+        return
+    with pytest.raises(BadRequest) as refused:
+        dialect.translate(request)
+    assert str(refused.value).startswith(f"You asked for {text}; ")
+    assert refused.value.remedy == f"Ask for {request.guarantee}: the guarantee alone can be had here."
 
 
 @every_cluster

@@ -16,6 +16,7 @@ from gpu_pool.cluster.dialects.amounts import (
     cut,
     pin,
     refuse_index,
+    refuse_limit,
     rounded_memory,
     rounded_share,
     tolerations,
@@ -82,6 +83,7 @@ class Aliyun(Dialect):
         """Ask for units of memory of one GPU."""
         title = self.table.title
         refuse_index(request, title)
+        refuse_limit(request, title)
         if request.count > 1:
             raise NeverFits(
                 f"You asked for {request.named}; {title} gives one container memory of one GPU.",

@@ -143,6 +143,17 @@ def refuse_index(request: SliceRequest, title: str) -> None:
         )
 
 
+def refuse_limit(
+    request: SliceRequest, title: str, why: str = "gives a slice one size, and no limit above it"
+) -> None:
+    """Raise BadRequest if a limit above the guarantee is asked for and this system cannot be told so."""
+    if request.has_limit:
+        raise BadRequest(
+            f"You asked for {request.named}; {title} {why}.",
+            f"Ask for {request.guarantee}: the guarantee alone can be had here.",
+        )
+
+
 def refuse_several(request: SliceRequest, title: str, why: str) -> None:
     """Raise NeverFits if parts of several GPUs are asked for and this system cannot promise that."""
     if request.count > 1 and not request.whole_devices:

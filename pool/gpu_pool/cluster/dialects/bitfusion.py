@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_pool.cluster.dialects.amounts import rounded_share, up_to
+from gpu_pool.cluster.dialects.amounts import refuse_limit, rounded_share, up_to
 from gpu_pool.cluster.dialects.base import (
     Dialect,
     DialectTable,
@@ -70,6 +70,7 @@ class Bitfusion(Dialect):
 
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for percent or MiB of remote GPUs."""
+        refuse_limit(request, self.table.title)
         self._check(request)
         percent = up_to(request.milli or 0, _GRAIN) // _GRAIN
         size = {_MEMORY: f"{request.memory_mib}Mi"} if request.memory_mib else {_PERCENT: str(percent)}

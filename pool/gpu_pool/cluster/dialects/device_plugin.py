@@ -29,6 +29,7 @@ from gpu_pool.cluster.dialects.amounts import (
     mig_milli,
     pin,
     refuse_index,
+    refuse_limit,
     refuse_several,
     refuse_whole,
     runtime_class,
@@ -115,6 +116,7 @@ class DevicePlugin(Dialect):
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for whole GPUs, or for the replica or MIG instance that is closest."""
         refuse_index(request, self.table.title)
+        refuse_limit(request, self.table.title)
         offers = [each for each in self._offers() if accepts(request.filters, each.gpus[0].device)]
         if not offers:
             cut(request, self.gpus(), self.options, self.table.title)

@@ -32,6 +32,7 @@ from gpu_pool.cluster.dialects.amounts import (
     closest,
     cut,
     refuse_index,
+    refuse_limit,
     refuse_several,
     rounded_share,
     runtime_class,
@@ -187,6 +188,7 @@ class Dra(Dialect):
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for whole GPUs, for memory or shares of shared ones, or for the closest MIG instance."""
         refuse_index(request, self.table.title)
+        refuse_limit(request, self.table.title)
         gpus = self._gpus()
         shared = [each for each in gpus if each.shared]
         if request.whole_devices:

@@ -20,6 +20,7 @@ from gpu_pool.cluster.dialects.amounts import (
     mig_milli,
     pin,
     refuse_index,
+    refuse_limit,
     refuse_several,
     refuse_whole,
     statement,
@@ -77,6 +78,7 @@ class Gke(Dialect):
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for whole GPUs, or for one replica of the kind that is closest."""
         refuse_index(request, self.table.title)
+        refuse_limit(request, self.table.title)
         refuse_several(request, self.table.title, "one replica is the most that a container gets")
         offers = [each for each in self._offers() if accepts(request.filters, each.gpus[0].device)]
         right = [each for each in offers if (each.mode == "whole") == request.whole_devices]

@@ -10,6 +10,9 @@ The rules, from HAMi 2.10 (https://github.com/Project-HAMi/HAMi):
   ``nvidia.com/gpumem-percentage``, never both, and ``nvidia.com/gpucores``
   (percent of each). Memory and cores are always written: left out, they mean
   all of a GPU, and no cores mean no limit (``pkg/device/nvidia/device.go``);
+- of each resource one amount counts: the container's ``requests`` are read only where
+  ``limits`` does not name it (``GenerateResourceRequests`` there), so there is no
+  guarantee with a limit above it;
 - 100 cores on a GPU ask for it alone;
 - the scheduler is named here, too. The webhook that would do it is
   ``failurePolicy: Ignore``: while it is down, a pod without the name would go
@@ -30,7 +33,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from gpu_pool.cluster.dialects.amounts import Cut, cut, rounded_share, runtime_class, tolerations, up_to
+from gpu_pool.cluster.dialects.amounts import (
+    Cut,
+    cut,
+    refuse_limit,
+    rounded_share,
+    runtime_class,
+    tolerations,
+    up_to,
+)
 from gpu_pool.cluster.dialects.base import (
     WHOLE_GPU,
     Dialect,
@@ -225,6 +236,7 @@ class Hami(Dialect):
 
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for MiB and percent of compute, or for whole GPUs alone."""
+        refuse_limit(request, "HAMi")
         every = self.gpus()
         shared = [gpu for gpu in every if gpu.mode in ("", "hami-core")]
         if every and not shared:

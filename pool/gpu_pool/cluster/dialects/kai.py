@@ -14,7 +14,9 @@ NvFractions: its ``docs/gpu-sharing`` of later in 2026, and the operator's annot
   NvFractions is installed (``docs/gpu-sharing/README.md``);
 - NvFractions: ``nvidia.com/container.<name>.gpu-memory.request`` and
   ``….limit`` with a unit; only nodes whose condition
-  ``gpu-sharing.nvidia.com/Ready`` is True;
+  ``gpu-sharing.nvidia.com/Ready`` is True. The request is placed, counted and
+  guaranteed, the limit, which is not below it, is what the container may use while
+  the memory is free (``docs/gpu-sharing/README.md``, ``…/nv-fraction/README.md``);
 - no ResourceQuota, Kueue or autoscaler sees a fraction.
 """
 
@@ -29,6 +31,7 @@ from gpu_pool.cluster.dialects.amounts import (
     cut,
     pin,
     refuse_index,
+    refuse_limit,
     rounded_memory,
     rounded_share,
     runtime_class,
@@ -50,7 +53,16 @@ from gpu_pool.cluster.dialects.base import (
 from gpu_pool.cluster.dialects.device_plugin import GPU, UNSHARED, node_offers
 from gpu_pool.cluster.dialects.hami import HOOK_VARIABLES
 from gpu_pool.cluster.dialects.objects import KINDS, MAX_GPUS, Pod, memory_mib, mib, whole
-from gpu_pool_client import WHOLE, Enforcement, Limit, NeverFits, NotAllowed, SliceRequest, Strength
+from gpu_pool_client import (
+    WHOLE,
+    Enforcement,
+    Limit,
+    NeverFits,
+    NotAllowed,
+    SliceRequest,
+    Strength,
+    format_memory,
+)
 
 QUEUE_CRD: Final = "queues.scheduling.run.ai"
 _READY: Final = "gpu-sharing.nvidia.com/Ready"
@@ -64,6 +76,7 @@ _LEAST: Final = 20
 #: What ``container.`` and ``.gpu-memory.request`` leave of the 63 characters of an annotation's name.
 _LONGEST_CONTAINER: Final = 34
 
+_NO_LIMIT: Final = "takes a limit above the guarantee with NvFractions, for which no node is ready"
 _TIME: Final = Limit(Strength.NONE, "time-slicing limits nothing")
 _COUNTED: Final = Enforcement(Limit(Strength.NONE, "KAI only counts it"), _TIME)
 _HAMI: Final = Enforcement(Limit(Strength.COOPERATIVE, "HAMi-core, through kai-resource-isolator"), _TIME)
@@ -123,11 +136,13 @@ class Kai(Dialect):
                 "KAI places only pods that name one of its queues, and none is set.",
                 "Ask the administrator to set the queue of this course or cluster.",
             )
+        if not self._fractions:
+            refuse_limit(request, "KAI", _NO_LIMIT)
         size = cut(request, self.gpus(), self.options, self.table.title)
         if request.whole_devices or (request.milli and up_to(request.milli, _GRAIN) >= WHOLE):
             return self._answer({}, {GPU: str(request.count)}, size, self._whole(request, size))
         if self._fractions:
-            return self._answer(self._annotations(size, request.count), {}, size, self._exact(request, size))
+            return self._answer(self._annotations(request, size), {}, size, self._exact(request, size))
         if request.memory_mib is not None:
             return self._memory(request, size)
         return self._share(request, size)
@@ -176,14 +191,18 @@ class Kai(Dialect):
         return self._answer(annotations, {}, size, truth)
 
     def _exact(self, request: SliceRequest, size: Cut) -> SliceStatement:
-        return SliceStatement(request.count, size.milli, size.memory_mib, _DRIVER, notes=_notes(size))
+        limit, notes = _limit_mib(request, size), _notes(size)
+        if limit > (size.memory_mib or 0):
+            amount = format_memory(limit)
+            notes = (*notes, f"Up to {amount} on each GPU while that is free; NvFractions takes it back.")
+        return SliceStatement(request.count, size.milli, size.memory_mib, _DRIVER, notes=notes)
 
     def _whole(self, request: SliceRequest, size: Cut) -> SliceStatement:
         asked = request.milli or WHOLE
         rounded = rounded_share("compute and memory", asked, WHOLE, "KAI's largest fraction is 99%")
         return SliceStatement(request.count, WHOLE, size.smallest_mib or None, WHOLE_GPU, rounded)
 
-    def _annotations(self, size: Cut, count: int) -> dict[str, str]:
+    def _annotations(self, request: SliceRequest, size: Cut) -> dict[str, str]:
         name = self.options.container
         if len(name) > _LONGEST_CONTAINER:
             raise NotAllowed(
@@ -197,8 +216,8 @@ class Kai(Dialect):
                 "Ask the administrator for NVIDIA's GPU feature discovery, or ask for an amount of memory.",
             )
         key = f"{_CONTAINER}{name}.gpu-memory"
-        several = {_DEVICES: str(count)} if count > 1 else {}
-        return {f"{key}.request": f"{size.memory_mib}Mi", f"{key}.limit": f"{size.memory_mib}Mi", **several}
+        amounts = {"request": size.memory_mib, "limit": _limit_mib(request, size)}
+        return {**{f"{key}.{name}": f"{mib}Mi" for name, mib in amounts.items()}, **_several(request)}
 
     def _truth(
         self,
@@ -234,6 +253,12 @@ def _shared(gpu: Gpu) -> Gpu:
 
 def _several(request: SliceRequest) -> dict[str, str]:
     return {_DEVICES: str(request.count)} if request.count > 1 else {}
+
+
+def _limit_mib(request: SliceRequest, size: Cut) -> int:
+    """Return the most MiB that a slice may use of each GPU: what it is granted, where it has no limit."""
+    limit = request.limit_mib or size.smallest_mib * (request.limit_milli or 0) // WHOLE
+    return max(size.memory_mib or 0, min(limit, size.smallest_mib or limit))
 
 
 def _notes(size: Cut) -> tuple[str, ...]:

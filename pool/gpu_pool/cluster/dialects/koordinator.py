@@ -18,6 +18,7 @@ from gpu_pool.cluster.dialects.amounts import (
     cut,
     pin,
     refuse_index,
+    refuse_limit,
     rounded_share,
     runtime_class,
     tolerations,
@@ -85,6 +86,7 @@ class Koordinator(Dialect):
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for bytes and percent of shared GPUs, or for whole ones."""
         refuse_index(request, self.table.title)
+        refuse_limit(request, self.table.title)
         size = cut(request, self.gpus(), self.options, self.table.title)
         cores = min(WHOLE, up_to(size.milli or request.milli or 0, _GRAIN))
         hooked = self.options.memory_limiter and not request.whole_devices

@@ -21,6 +21,7 @@ from gpu_pool.cluster.dialects.amounts import (
     cut,
     pin,
     refuse_index,
+    refuse_limit,
     rounded_memory,
     rounded_share,
     runtime_class,
@@ -86,6 +87,7 @@ class Volcano(Dialect):
     def translate(self, request: SliceRequest) -> Translation:
         """Ask for units of memory and percent of compute, or for whole GPUs."""
         refuse_index(request, self.table.title)
+        refuse_limit(request, self.table.title)
         gpus = [gpu for gpu in self.gpus() if gpu.mode in ("", "hami-core")]
         size = cut(request, gpus, self.options, self.table.title)
         cores = min(WHOLE, up_to(size.milli or request.milli or 0, _GRAIN))
