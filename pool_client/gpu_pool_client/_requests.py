@@ -108,6 +108,12 @@ class SliceRequest:
         """The request without its limit: what is held and charged."""
         return replace(self, limit_milli=None, limit_mib=None)
 
+    def changes_only_limit_of(self, before: SliceRequest) -> bool:
+        """Whether it is the request ``before`` but for the limit. A length that is not said stays."""
+        length = before.length if self.length is None else self.length
+        limits = [(each.limit_milli, each.limit_mib) for each in (self, before)]
+        return limits[0] != limits[1] and replace(self.guarantee, length=length) == before.guarantee
+
     @property
     def whole_devices(self) -> bool:
         """Whether this asks for entire devices."""

@@ -236,18 +236,30 @@ class SessionDriver:
             raise NotAllowed("The GPU pool has not answered this kernel yet.", "Try again once it has.")
         if self.session.lease_id is None:
             return await self.pool_work.resize_next(wanted)
-        if self.state.resizes_live:
+        works = self.session.state in _WITH_SLICE and self._do.run is not None and self._do.run.relay.busy
+        is_told = self.state.resizes_live
+        if phase is SlicePhase.HELD and (works or not is_told) and self._changes_only_limit(wanted):
+            return await self._resized_alone(wanted)
+        if is_told:
             try:
-                if self.session.state in _WITH_SLICE and self._do.run is not None and self._do.run.relay.busy:
+                if works:
                     raise at_work()
                 return await self._resized(wanted)
             except NotAllowed:
                 await self.pool_work.check_size(wanted)  # nobody waits for a cell's end for that
                 raise
         if phase is SlicePhase.NONE:  # its lease has ended, or goes on without a kernel
-            lease = await self.pool_work.resize(wanted)
-            return SizeChange(True, False, f"This kernel now has {lease.request.of_gpus}.")
+            return await self._resized_alone(wanted)
         return await self.resize_at_restart(wanted, None)
+
+    def _changes_only_limit(self, wanted: SliceRequest) -> bool:
+        lease = self.session.lease
+        return lease is not None and not self.session.in_pod and wanted.changes_only_limit_of(lease.request)
+
+    async def _resized_alone(self, wanted: SliceRequest) -> SizeChange:
+        """Change the lease's size, and nothing of a kernel, which knows of it once it is restarted."""
+        lease = await self.pool_work.resize(wanted)
+        return SizeChange(True, False, f"This kernel now has {lease.request.of_gpus}.")
 
     async def _resized(self, wanted: SliceRequest) -> SizeChange:
         """Let the session change the size of what is waited for, or of a kernel that runs.

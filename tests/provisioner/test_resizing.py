@@ -69,6 +69,21 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
     assert await jupyter_env.is_empty()
 
 
+async def test_a_kernel_gets_a_limit_and_gives_it_up(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        told = await printed(page, "%gpu use 2%..10%")
+        assert told == "This kernel now has 2% of a GPU, up to 10%: 655 MiB on V100-SXM2-32GB (simulated).\n"
+        assert await printed(page, FACTS) == "2%..10% 655\n"
+        await km.restart_kernel()
+        await page.is_connected()
+        assert await printed(page, FACTS) == "2%..10% 655\n"
+        assert (await jupyter_env.only_lease()).slices[0].limit_mib == 3276
+        assert "now has 2% of a GPU: 655 MiB" in await printed(page, "%gpu use 2%")
+        assert (await jupyter_env.only_lease()).slices[0].limit_mib == 0
+
+
 @pytest.mark.parametrize(
     ("size", "words"),
     [

@@ -293,8 +293,12 @@ class GpuPool(Pool):
             ahead = ahead and lease.state is LeaseState.HELD
             counted = (await self.backend.adapt(request)).counted
             store = await self._store_of(lease.holder)
-            if not ahead and (
-                (await self._activity(lease)).initialised is not False or self._keeps_state(lease)
+            # What may be used on top needs no other slice, so what its process keeps on the GPU can stay.
+            moves = not counted.changes_only_limit_of(lease.request) or self._in_pod(lease_id)
+            if (
+                moves
+                and not ahead
+                and ((await self._activity(lease)).initialised is not False or self._keeps_state(lease))
             ):
                 # Nobody ends a process for a size that they could not have then either.
                 await store.run(leases.check_size, lease_id, counted)
@@ -305,12 +309,15 @@ class GpuPool(Pool):
                 )
             return await self._bound(await store.run(leases.change_size, lease_id, counted, ahead=ahead))
 
+    def _in_pod(self, lease_id: str) -> bool:
+        return self.backend.host is not None and self.backend.host.has_kernel(lease_id)
+
     def _keeps_state(self, lease: Lease) -> bool:
         return self.backend.suspension is not None and self.backend.suspension.keeps(lease)
 
     async def park(self, lease_id: str) -> Lease:
         """See ``Pool.park``."""
-        if self.backend.host is not None and self.backend.host.has_kernel(lease_id):
+        if self._in_pod(lease_id):
             raise NotAllowed(
                 "The slice of a kernel in a pod cannot be lent to others.", "End the kernel to give it back."
             )

@@ -40,10 +40,14 @@ class Resizing:
         """Change what the lease of this row asks for. Raises what ``Pool.resize`` does."""
         before = read_request(row["request"])
         is_held, held = row["state"] == LeaseState.HELD, self._devices.read(row["slices"])
-        if request == before:
+        only_limit = is_held and request.changes_only_limit_of(before)
+        if request == before or (only_limit and ahead):  # a limit needs nothing that could be taken ahead
             own = self._of_process(before, held) if is_held and ahead else held
             if own != held:  # what was taken ahead has not come to be used
                 self._write(row, before, held, own)
+            return
+        if only_limit:
+            self._change_limit(row, request)
             return
         statuses = self._within(row)
         size, grows = self._checked(row, request, before, [status.device for status in statuses])
@@ -51,6 +55,18 @@ class Resizing:
             self._change_now(row, request, statuses, ahead=ahead)
         else:
             self._change_later(row, request, size, grows=grows)
+
+    def _change_limit(self, row: Row, request: SliceRequest) -> None:
+        """Let a lease use more, or less, on top of what it holds, which stays where it is."""
+        held = self._devices.read(row["slices"])
+        self._write(row, request, held, [self._up_to(request, part) for part in held])
+
+    def _up_to(self, request: SliceRequest, part: Slice) -> Slice:
+        limit = placement.cut(request, part.device, self._rules).limit_mib
+        # What was taken ahead may be more than that.
+        limit = limit if limit > part.memory_mib else 0
+        burst = min(part.burst_mib, max(0, limit - part.memory_mib))
+        return replace(part, limit_mib=limit, burst_mib=burst)
 
     def check(self, row: Row, request: SliceRequest) -> None:
         """Refuse a size that the lease of this row could never have, whatever is free and what it runs."""
@@ -217,11 +233,13 @@ def _both(held: Sequence[Slice], parts: Sequence[Slice]) -> tuple[Slice, ...]:
     found = {part.device.uuid: part for part in held}
     for part in parts:
         known = found.get(part.device.uuid, part)
+        memory_mib = max(part.memory_mib, known.memory_mib)
         found[part.device.uuid] = replace(
             part,
             milli=max(part.milli, known.milli),
-            memory_mib=max(part.memory_mib, known.memory_mib),
+            memory_mib=memory_mib,
             contexts=max(part.contexts, known.contexts),
+            limit_mib=known.limit_mib if known.limit_mib > memory_mib else 0,
         )
     return tuple(found.values())
 

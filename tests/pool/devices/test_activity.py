@@ -242,6 +242,21 @@ async def test_what_could_never_be_is_refused_as_that_and_not_for_what_is_on_the
         assert (await pool.get_lease(lease)).request == parse_request("2%")
 
 
+async def test_a_limit_changes_whatever_is_on_the_device(tmp_path: Path, uvm: str) -> None:
+    tuning = Tuning(cuda_device=uvm)
+    async with embedded(tmp_path / "store.db", replace(V100, simulated=False), tuning=tuning) as pool:
+        lease = await take(pool, "2% for 1h", "key")
+        await pool.attach(lease, Process.current())
+        await take(pool, "1", "waits")
+        with initialised(uvm):
+            found = await pool.resize(lease, parse_request("2%..10%"))
+            assert (str(found.request), found.slices[0].limit_mib) == ("2%..10% for 1h", 3276)
+            with pytest.raises(NotAllowed, match="has initialised CUDA"):
+                await pool.resize(lease, parse_request("3%..10%"))
+            found = await pool.resize(lease, parse_request("2%"))
+            assert (str(found.request), found.slices[0].limit_mib) == ("2% for 1h", 0)
+
+
 def test_others_environments_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read: set[int] = set()
     owners = {pid: pid % 2 for pid in procfs.pids()} | {os.getpid(): 0}

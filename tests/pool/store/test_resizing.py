@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +58,51 @@ def test_on_a_drained_device_a_slice_may_only_become_smaller(pools: Any) -> None
         pool.resize(lease, "60%")
     pool.resize(lease, "40%")
     assert pool.held() == [400]
+
+
+def test_a_limit_changes_at_once_and_leaves_all_else(pools: Any) -> None:
+    pool = pools(device(0), device(1), courses={"ml": {"per_user": {"share": "20%"}}})
+    lease, _ = pool.ask("20%", course="ml"), pool.ask("1", "grace")
+    assert pool.ask("1", "lin").state is LeaseState.WAITING
+    with pytest.raises(OverQuota):
+        pool.ask("2%", course="ml")
+    (before,) = leases.read(pool.lease_store, lease.id).slices
+    for size, limit in (("20%..50%", 16384), ("20%..100%", 32768), ("20%..30%", 9830), ("20%", 0)):
+        changed = pool.resize(lease, size)
+        assert (str(changed.request), changed.slices) == (size, (replace(before, limit_mib=limit),))
+    assert sorted(pool.held()) == [200, 1000]
+
+
+def test_what_is_lent_goes_with_the_limit_and_never_the_guarantee(pools: Any) -> None:
+    pool = pools(device(0))
+    lease = pool.ask("20%..50%")
+    with closing(sqlite3.connect(pool.lease_store.db.path)) as store, store:
+        store.execute("UPDATE lease SET slices = '[[1, 200, 6553, 0, 16384, 9000]]'")
+    assert pool.resize(lease, "20%..90%").slices[0].burst_mib == 9000
+    assert pool.resize(lease, "20%..40%").slices[0].burst_mib == 13107 - 6553
+    assert pool.resize(lease, "20%").slices[0].allowed_mib == 6553
+
+
+@pytest.mark.parametrize("size", ["20%..30%", "50%..70%", "5%..10%", "2x10%..20%"])
+def test_a_size_with_a_limit_is_taken_ahead_as_its_guarantee(pools: Any, size: str) -> None:
+    pool = pools(device(0), device(1))
+    lease = pool.ask("20%..40%")
+    before = leases.read(pool.lease_store, lease.id)
+    taken = ahead(pool, lease, size)
+    assert all(part.limit_mib == 0 or part.limit_mib > part.memory_mib for part in taken.slices)
+    assert taken.request == before.request
+    assert ahead(pool, lease, "20%..40%").slices == before.slices
+    pool.resize(lease, size)
+    assert leases.read(pool.lease_store, lease.id).request == parse_request(size)
+
+
+def test_a_waiting_request_keeps_its_turn_with_another_limit(pools: Any) -> None:
+    pool = pools(device(0))
+    pool.ask("1", "lin")
+    first, second = pool.ask("50%"), pool.ask("50%", "grace")
+    assert pool.resize(first, "50%..70%").position == 1
+    assert leases.read(pool.lease_store, second.id).position == 2
+    assert pool.resize(first, "50%").position == 1
 
 
 def test_a_device_of_one_size_is_left_alone_or_kept_to_its_size(pools: Any) -> None:

@@ -91,6 +91,14 @@ async def test_the_size_changes_at_once_and_the_kernel_knows(jupyter_env: Jupyte
             busy = await pages.post(kernel_id, "resize", size="2%")
             assert busy.code == 409
             assert "while it runs a cell" in json.loads(busy.body)["message"]
+            # Nothing that runs has to know of what may be used on top.
+            changed = await pages.done(kernel_id, "resize", size="10%..50%")
+            assert changed == {
+                "granted": True,
+                "at_restart": False,
+                "message": "This kernel now has 10% of a GPU, up to 50%.",
+            }
+            await page.sees_slice(size="10%..50%")
             assert (await working.done()).status == "ok"
 
 
