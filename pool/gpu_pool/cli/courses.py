@@ -327,7 +327,7 @@ class CourseReport:
     def show(self) -> None:
         """Print it for people."""
         from gpu_pool.courses.access import when_open
-        from gpu_pool.courses.arithmetic import rush_text, slice_notes
+        from gpu_pool.courses.arithmetic import limit_notes, rush_text, slice_notes
         from gpu_pool.courses.reading import read_back
 
         path, course = safe(str(self.checked.path), 200), self.checked.course
@@ -348,7 +348,8 @@ class CourseReport:
             f"  Times: {'; '.join(f'{name}: {words}' for name, words in read_back(course).items())}.",
         )
         if self.slices:
-            screen.show("", screen.table(_SLICE_COLUMNS, _slice_rows(self.slices)), *notes)
+            limits = [safe(note, 400) for each in self.slices for note in limit_notes(each)]
+            screen.show("", screen.table(_SLICE_COLUMNS, _slice_rows(self.slices)), *notes, *limits)
         if self.rush:
             screen.show("", rush_text(self.rush, course))
         screen.show("")
@@ -379,7 +380,7 @@ COURSE_COLUMNS = ("Course", "Title", "Open", "Now", "Slices")
 
 
 def _slice_rows(slices: Sequence[SliceFigures]) -> Iterator[list[str]]:
-    from gpu_pool.courses.arithmetic import at_once_text
+    from gpu_pool.courses.arithmetic import at_once_text, memory_text
 
     for each in slices:
         for fit in each.fits:
@@ -389,7 +390,7 @@ def _slice_rows(slices: Sequence[SliceFigures]) -> Iterator[list[str]]:
                 f"{fit.gpus} x {safe(fit.gpu)}",
                 str(fit.each) if fit.each else "none",
                 at_once_text(each),
-                format_memory(fit.memory_mib) if fit.memory_mib else "0",
+                memory_text(fit, format_memory),
                 format_memory(fit.left_mib) if fit.left_mib > 0 else "nothing",
             ]
 

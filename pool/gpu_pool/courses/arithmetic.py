@@ -12,7 +12,7 @@ from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Quota
 from gpu_pool.simulation import ORDERS, Arrival, SimulatedRun, Simulation, figures
 from gpu_pool.simulation.report import WaitFigures
-from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest, format_duration
+from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest, format_duration, parse_request
 from gpu_pool_client._free import free_slices, whole_requests
 
 
@@ -27,6 +27,10 @@ class Fit:
     memory_mib: int
     #: What is left of it for data once CUDA has taken its part; negative where that is more.
     left_mib: int
+    #: How much of the GPU's memory it may use while nobody else holds that; 0 where that is ``memory_mib``.
+    limit_mib: int = 0
+    #: Why a limit that it asks for changes nothing there; empty where it does, or where none is asked for.
+    no_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,19 @@ def _fits(request: SliceRequest, devices: Sequence[Device], rules: Rules) -> lis
         number = sum((each.label, each.memory_mib) == (label, memory_mib) for each in devices)
         part = placement.cut(request, device, rules)
         left = part.memory_mib - (rules.context_mib or device.context_mib)
-        found.append(Fit(label, number, _each(request, device, rules), part.memory_mib, left))
+        each, why = _each(request, device, rules), _no_limit(request, part)
+        found.append(Fit(label, number, each, part.memory_mib, left, part.limit_mib, why))
     return found
+
+
+def _no_limit(request: SliceRequest, part: Slice) -> str:
+    if not request.has_limit or part.limit_mib:
+        return ""
+    if part.device.mig_profile is not None:
+        return "a MIG instance has the size that it has"
+    if part.device.one_size:
+        return "MPS gives all slices of the GPU one size"
+    return "nobody may have more of it than that"
 
 
 def _each(request: SliceRequest, device: Device, rules: Rules) -> int:
@@ -179,6 +194,28 @@ def at_once_text(each: SliceFigures) -> str:
     if each.quota is not None and each.quota < each.at_once:
         return f"{each.quota} by quota, of {each.at_once}"
     return str(each.at_once)
+
+
+def memory_text(fit: Fit, write: Callable[[int], str]) -> str:
+    """Say how much memory a slice has, and up to how much it may use: ``655MiB, up to 3276MiB``."""
+    limit = f", up to {write(fit.limit_mib)}" if fit.limit_mib else ""
+    return f"{write(fit.memory_mib) if fit.memory_mib else '0'}{limit}"
+
+
+def limit_notes(each: SliceFigures) -> Iterator[str]:
+    """Yield what a slice's limit means, and where it changes nothing; nothing of one that has none."""
+    request = parse_request(each.request)
+    if not request.has_limit:
+        return
+    size = request.guarantee.size
+    yield (
+        f"{each.name}: {size} is certain: that is what is counted, here and by quotas. Up to {request.limit} "
+        f"of the GPU's memory can be used while nobody else holds it. Compute above {size} is not set aside. "
+        "On Kubernetes only KAI's NvFractions has such a limit; elsewhere there the request is refused."
+    )
+    for fit in each.fits:
+        if fit.no_limit and fit.each:
+            yield f"{each.name}: on {fit.gpus} x {fit.gpu} the limit changes nothing: {fit.no_limit}."
 
 
 def slice_notes(each: SliceFigures) -> Iterator[str]:

@@ -131,6 +131,7 @@ who:
 # instructors: [turing]
 
 # What students may pick: a share of a GPU (2%), an amount of its memory (2GiB), or whole GPUs (1).
+# 5%..20% is 5% for certain, and up to 20% of the memory while nobody else holds it.
 slices:
   - name: Small
     request: 5%

@@ -195,7 +195,7 @@ YieldAfter: TypeAlias = Annotated[
 Request: TypeAlias = Annotated[
     SliceRequest,
     PlainValidator(read_request),
-    _schema("string", "number", examples=["2%", "1.5GiB", "1", "2x50%", "10% model=V100"]),
+    _schema("string", "number", examples=["2%", "1.5GiB", "1", "2x50%", "2%..10%", "10% model=V100"]),
 ]
 Share: TypeAlias = Annotated[
     int, PlainValidator(read_share), _schema("string", "number", examples=["50%", "4"])

@@ -57,6 +57,21 @@ def test_from_nothing_to_a_checked_file(terminal, folder):
     assert "40 wait. Waits of all: median 1h, 95th percentile 2h, worst 2h." in done.stdout
 
 
+def test_what_a_limit_means_is_said(run, folder):
+    path = folder / "a.yaml"
+    path.write_text("title: A\nslices: [{name: Elastic, request: 2%..10%}]\nquota: {share: 20%}\n")
+    done = run("check", str(path), *GPU)
+    assert done.returncode == 0
+    [row] = [line for line in done.stdout.splitlines() if line.startswith("Elastic (default)")]
+    assert row.split()[2] == "2%..10%"
+    assert "10 by quota, of 50" in row
+    assert "655MiB, up to 3276MiB" in row
+    assert "Elastic: 2% is certain: that is what is counted" in done.stdout
+    assert "Compute above 2% is not set aside." in done.stdout
+    [plain] = json.loads(run("check", str(path), *GPU, "--json").stdout)["files"]
+    assert plain["slices"][0]["fits"][0]["limit_mib"] == 3276
+
+
 @pytest.mark.parametrize("verb", ["check", "list"])
 def test_what_is_not_seen_in_a_file_or_its_name_is_written_out(run, folder, verb):
     unseen = [*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))), *"\u200e\u200f\u061c\u200b\u2060"]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from gpu_pool.courses import CourseFile, parse_course
-from gpu_pool.courses.arithmetic import Fit, rush, slice_figures
+from gpu_pool.courses.arithmetic import Fit, limit_notes, memory_text, rush, slice_figures
 from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool_client import Device, DeviceStatus, SliceRequest
+from gpu_pool_client import Device, DeviceStatus, SliceRequest, format_memory
 
 V100 = parse_devices("V100-SXM2-32GB:1")
 MIXED = parse_devices("V100-SXM2-32GB:1,T4@16GiB:2")
@@ -29,6 +31,40 @@ def test_how_many_fit_and_what_is_left(request_: str, each: int, memory: int, le
     [found] = slice_figures(course(request_), V100, Rules())
     assert found.fits == (Fit("V100-SXM2-32GB (simulated)", 1, each, memory, left),)
     assert found.at_once == each
+
+
+def test_of_a_slice_with_a_limit_the_guarantee_is_counted() -> None:
+    quota = "quota: {share: 20%}"
+    [plain], [limited] = (slice_figures(course(text, quota), V100, Rules()) for text in ("2%", "2%..10%"))
+    [fit] = limited.fits
+    assert (fit.memory_mib, fit.limit_mib, fit.no_limit) == (655, 3276, "")
+    assert memory_text(fit, format_memory) == "655MiB, up to 3276MiB"
+    assert replace(limited, request="2%", fits=plain.fits) == plain
+    assert (limited.quota, replace(fit, limit_mib=0)) == (10, plain.fits[0])
+    [note] = limit_notes(limited)
+    assert note.startswith("S: 2% is certain: that is what is counted, here and by quotas. Up to 10%")
+    assert "NvFractions" in note
+    assert not list(limit_notes(plain))
+
+
+@pytest.mark.parametrize(
+    ("device", "rules", "why"),
+    [
+        (Device("MIG-1", 0, "A100", 4864, mig_profile="1g.5gb", milli=142), Rules(), "a MIG instance has"),
+        (replace(V100[0], one_size=True), Rules(), "MPS gives all slices of the GPU one size"),
+        (V100[0], Rules(max_milli=20), "nobody may have more of it"),
+    ],
+)
+def test_where_a_limit_changes_nothing_that_is_said(device: Device, rules: Rules, why: str) -> None:
+    [found] = slice_figures(course("2%..10%"), [device], rules)
+    assert found.fits[0].limit_mib == 0
+    _, note = limit_notes(found)
+    assert note.startswith(f"S: on 1 x {device.label} the limit changes nothing: {why}")
+
+
+def test_a_class_of_slices_with_limits_waits_like_one_without() -> None:
+    limited, plain = (rush("a", course(text), 60, 3600, V100, Rules()) for text in ("2%..10%", "2%"))
+    assert limited == plain
 
 
 def test_each_model_has_a_line_of_its_own() -> None:

@@ -45,6 +45,8 @@ def problems(text: str | bytes) -> tuple[FileProblem, ...]:
         ("per_user: {slices: -1}", "per_user, slices", "'-1' is not a valid number", "a whole number from 0"),
         ("quota: {share: 2GiB}", "quota, share", "'2GiB' is not a share", "50% or 4"),
         ("quota: {share: 50% model=T4}", "quota, share", "'50% model=T4' is not a share", "50% or 4"),
+        ("quota: {share: 2%..50%}", "quota, share", "'2%..50%' is not a share", "50% or 4"),
+        ("quota: {memory: 1GiB..4GiB}", "quota, memory", "'1GiB..4GiB' is not an amount of memory", "16GiB"),
         ("quota: {memory: 50%}", "quota, memory", "'50%' is not an amount of memory", "16GiB"),
         (
             "quota: {gpu_hours_per_week: .inf}",

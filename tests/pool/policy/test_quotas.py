@@ -185,6 +185,19 @@ def taken(size: str) -> Account:
         ("4", [Quota(milli=2000)], "You may hold 2 GPUs at most; you asked for 4 GPUs.", "2 whole GPUs."),
         ("4", [Quota(milli=1500)], "You may hold 1.5 GPUs at most", "Ask for at most one whole GPU."),
         ("2", [Quota(milli=500)], "You may hold 50% of a GPU at most; you asked for 2 GPUs.", "most 50%."),
+        # Of what has a limit, the guarantee counts.
+        (
+            "60%..80%",
+            [Quota(milli=500)],
+            "You may hold 50% of a GPU at most; you asked for 60% of a GPU.",
+            "Ask for at most 50%..80%.",
+        ),
+        (
+            "20GiB..30GiB",
+            [Quota(milli=500)],
+            "You may hold 50% of a GPU at most; you asked for 20GiB, that is 62.5% of a GPU.",
+            "Ask for at most 16GiB..30GiB.",
+        ),
         ("2x50%", [Quota(milli=600)], "You may hold 60% of a GPU", "Ask for at most 2x30%."),
         # Less than a CUDA context needs.
         ("50%", [Quota(memory_mib=300)], "You may hold 300MiB at most", "No smaller slice would do. Ask"),

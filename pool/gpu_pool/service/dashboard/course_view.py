@@ -12,7 +12,7 @@ from gpu_pool.courses.model import CourseLimits
 from gpu_pool.courses.reading import SUFFIX
 from gpu_pool.policy.course_values import NEVER
 from gpu_pool.service.dashboard.pool_view import Mark, Viewer, count, gpus, memory
-from gpu_pool_client import PoolStatus, format_duration
+from gpu_pool_client import PoolStatus, SliceRequest, format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ def course_view(name: str, course: CourseFile, status: PoolStatus, now: datetime
         state=open_now(course, now),
         when=when_open(course),
         offers=tuple(
-            OfferRow(each.name, each.request.named, each is course.default_slice) for each in course.slices
+            OfferRow(each.name, _offered(each.request), each is course.default_slice)
+            for each in course.slices
         ),
         any_up_to=str(course.any_up_to) if course.any_up_to else "",
         instructors=", ".join(course.instructors),
@@ -101,6 +102,11 @@ def course_view(name: str, course: CourseFile, status: PoolStatus, now: datetime
         held=f"{count(len(held), 'slice')}, {gpus(milli)}" if held else "nothing",
         waiting=count(waiting, "request") if waiting else "nobody",
     )
+
+
+def _offered(request: SliceRequest) -> str:
+    limit = f", up to {request.limit} while that is free" if request.has_limit else ""
+    return f"{request.guarantee.named}{limit}"
 
 
 def limit_texts(limits: CourseLimits) -> Iterable[str]:

@@ -15,7 +15,14 @@ from typing import Final
 from tornado.web import Finish
 
 from gpu_pool.courses import BadCourseFile, FileProblem
-from gpu_pool.courses.arithmetic import SliceFigures, at_once_text, rush_text, slice_notes
+from gpu_pool.courses.arithmetic import (
+    SliceFigures,
+    at_once_text,
+    limit_notes,
+    memory_text,
+    rush_text,
+    slice_notes,
+)
 from gpu_pool.courses.editing import RESERVED, difference, how_much
 from gpu_pool.courses.reading import MOST_BYTES, read_back
 from gpu_pool.names import visible
@@ -242,6 +249,8 @@ class Sums:
 
     rows: tuple[FitRow, ...]
     notes: tuple[str, ...]
+    #: What limits above guarantees mean.
+    limits: tuple[str, ...]
     #: What happens when all come at once; empty where that was not asked for, or not found out.
     rush: str
     #: Why it was not found out, and what holds all the same.
@@ -278,6 +287,7 @@ def slice_sums(checked: CheckedCourseFile) -> Sums | None:
     return Sums(
         rows=tuple(row for each in checked.slices for row in _fit_rows(each)),
         notes=tuple(note for each in checked.slices for note in slice_notes(each)),
+        limits=tuple(note for each in checked.slices for note in limit_notes(each)),
         rush=rush_text(checked.rush, checked.course) if checked.rush else "",
         not_simulated=_not_simulated(checked.not_simulated),
     )
@@ -303,7 +313,7 @@ def _fit_rows(each: SliceFigures) -> Iterator[FitRow]:
             gpu=f"{fit.gpus} x {fit.gpu}",
             each=str(fit.each) if fit.each else "none",
             at_once=at_once_text(each),
-            memory=memory(fit.memory_mib),
+            memory=memory_text(fit, memory),
             left=memory(fit.left_mib) if fit.left_mib > 0 else "nothing",
         )
 

@@ -227,6 +227,14 @@ class TestChecking:
         assert "If 30 come at once (each keeps Small for 30min; simulated): 10 (33%)" in text
         assert (folder / "ml.yaml").read_text() == COURSE
 
+    async def test_it_says_what_a_limit_means(self, site: Site) -> None:
+        answer = await send(site, LARGER.replace("5%", "5%..20%"), do="check")
+        assert Document(answer.body.decode()).problems == []
+        text = text_of(answer)
+        assert "The file is good." in text
+        assert "1.6 GiB, up to 6.4 GiB" in text
+        assert "Small: 5% is certain: that is what is counted, here and by quotas. Up to 20%" in text
+
     async def test_a_file_that_offers_what_nobody_can_have_is_not_called_good(self, site: Site) -> None:
         text = text_of(await send(site, LARGER.replace("5%", "40GiB"), do="check"))
         assert "The file has no error, but not every slice can be granted. It is not saved yet." in text

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.courses import Courses
+from gpu_pool.courses import Courses, parse_course
 from gpu_pool.policy.sharing import Group, Quota, Sharing
 from gpu_pool.policy.use_over_time import until_now
 from gpu_pool.service.dashboard import course_view, history_view, pool_view
@@ -308,6 +308,11 @@ class TestCourses:
         view = course_view.course_view("ml", self.COURSES.usable["ml"], status, self.AT)
         assert (view.held, view.waiting) == ("2 slices, 20%", "1 request")
         assert [(offer.name, offer.is_default) for offer in view.offers] == [("Small", True), ("Half", False)]
+
+    def test_a_slice_with_a_limit_is_offered_in_words(self) -> None:
+        course = parse_course("ml.yaml", b"title: ML\nslices: [{name: Elastic, request: 2%..10%}]\n")
+        (offer,) = course_view.course_view("ml", course, pool(), self.AT).offers
+        assert offer.request == "2%, up to 10% while that is free"
 
     def test_the_settings_are_all_there(self) -> None:
         course = self.COURSES.usable["ml"]
