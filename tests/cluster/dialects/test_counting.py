@@ -35,6 +35,9 @@ def counted(cluster: str, text: str) -> str:
         ("bitfusion", "1000MiB", "1000MiB"),
         ("whole", "1", "1"),
         ("kai", "2x2.5%", "2x3%"),
+        ("kai-nvfractions", "2%..10%", "2%..10%"),
+        ("kai-nvfractions", "2x1GiB..4GiB", "2x1GiB..4GiB"),
+        ("kai-nvfractions", "99.5%..100%", "1"),
     ],
 )
 def test_what_is_granted_is_counted(cluster: str, asked: str, granted: str) -> None:

@@ -171,15 +171,22 @@ def _by_share(request: SliceRequest, statement: SliceStatement, total: int) -> I
     asked, memory = request.milli or 0, statement.memory_mib or 0
     share = max(asked, statement.milli or 0)
     if memory > _memory(share, total):
-        yield replace(request, milli=min(WHOLE, max(share, _share(memory, total))))
-    yield replace(request, milli=share)
+        yield _sized(request, milli=min(WHOLE, max(share, _share(memory, total))))
+    yield _sized(request, milli=share)
+
+
+def _sized(request: SliceRequest, *, milli: int | None = None, memory_mib: int | None = None) -> SliceRequest:
+    """Return the request with another guarantee, and with its limit where that is still above."""
+    sized = replace(request, milli=milli, memory_mib=memory_mib)
+    is_above = (request.limit_milli or request.limit_mib or 0) > (milli or memory_mib or 0)
+    return sized if is_above else sized.guarantee
 
 
 def _by_memory(request: SliceRequest, statement: SliceStatement, total: int) -> Iterator[SliceRequest]:
     memory = max(request.memory_mib or 0, statement.memory_mib or 0)
     if (statement.milli or 0) > _share(memory, total):
-        yield replace(request, memory_mib=max(memory, _memory(statement.milli or 0, total)))
-    yield replace(request, memory_mib=memory)
+        yield _sized(request, memory_mib=max(memory, _memory(statement.milli or 0, total)))
+    yield _sized(request, memory_mib=memory)
 
 
 def _grants(request: SliceRequest, dialect: Dialect) -> float:
