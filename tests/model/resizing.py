@@ -28,6 +28,10 @@ class Resizing(Admitting):
         self.courses.check(known.course, asked, known.user, (), datetime.now(timezone.utc))
         if request == known.request:
             return
+        if known.state is LeaseState.HELD and request.changes_only_limit_of(known.request):
+            cuts = [placement.cut(request, part.device, self.rules) for part in known.parts]
+            self._hold(known, request, tuple(cuts))
+            return
         devices = self._devices()
         admission.check(request, devices, self.rules)
         new = next(placement.candidates(request, devices, self.rules))
@@ -51,6 +55,9 @@ class Resizing(Admitting):
         parts = self._room_for(known, request)
         if parts is None:
             raise TimedOut("")
+        self._hold(known, request, parts)
+
+    def _hold(self, known: Known, request: SliceRequest, parts: tuple[Slice, ...]) -> None:
         held_at, ends_by = self.wall, known.ends_by
         known.stop_holding(self.wall)
         known.request, known.parts, known.held_at, known.ends_by = request, parts, held_at, ends_by

@@ -19,10 +19,11 @@ DEVICES = [
 ]
 REQUESTS = [
     "2%", "10%", "30%", "50%", "75%", "1", "2", "2x50%", "8GiB", "20GiB", "8GiB index=2", "25% model=t4",
+    "2%..10%", "30%..75%", "10%..30%", "8GiB..20GiB",
     "50% model=t4", "10% model=a100", "1 index=0", "2x30% index=0,1", "0.5%", "5", "33GiB", "2% driver>=900",
 ]  # fmt: skip
 #: Those that fit some pool or other.
-SENSIBLE = REQUESTS[:12]
+SENSIBLE = REQUESTS[:16]
 LARGE = ["50%", "75%", "1", "2", "2x50%", "20GiB"]
 COURSES = [None, "cs101", "thesis", "grading", "lab", "nonsense"]
 _LAB = """
