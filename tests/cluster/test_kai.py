@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_pool.pool.pool import GpuPool
-from gpu_pool_client import Holder, Lease, LeaseState, parse_request
+from gpu_pool_client import BadRequest, Holder, Lease, LeaseState, NotAllowed, parse_request
 from support.clusters import named, plain
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import claim, cluster_pool, command, notebook
@@ -18,10 +19,15 @@ HUB = "hub"
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[GpuPool]:
+def node() -> dict[str, Any]:
+    return plain("n1")
+
+
+@pytest.fixture
+async def pool(tmp_path: Path, node: dict[str, Any]) -> AsyncIterator[GpuPool]:
     fake = FakeKubernetes()
     await fake.start()
-    fake.put("nodes", plain("n1"))
+    fake.put("nodes", node)
     fake.put("pods", notebook("ada", HUB, node="n1"))
     fake.put("persistentvolumeclaims", claim("ada", HUB))
     (queues,) = named("queues.scheduling.run.ai")
@@ -51,3 +57,33 @@ async def test_a_whole_gpu_waits_until_nobody_shares_it(pool: GpuPool) -> None:
     await pool.release(part.id)
     assert (await pool.wait(whole.id, 30)).state is LeaseState.HELD
     assert (await asked(pool, "2%")).state is LeaseState.WAITING
+
+
+def ready_for_nvfractions() -> dict[str, Any]:
+    node = plain("n1")
+    node["status"]["conditions"].append({"type": "gpu-sharing.nvidia.com/Ready", "status": "True"})
+    return node
+
+
+@pytest.mark.parametrize("node", [ready_for_nvfractions()])
+async def test_the_guarantee_is_held_and_the_cluster_lends_the_rest(pool: GpuPool) -> None:
+    lease = await asked(pool, "50%..100%")
+    other = await asked(pool, "50%..60%")
+    assert [each.state for each in (lease, other)] == [LeaseState.HELD] * 2
+    [part] = lease.slices
+    assert (part.memory_mib, part.allowed_mib) == (16384, 32768)
+    [status] = (await pool.status()).devices
+    assert (status.held_memory_mib, status.held_milli) == (32768, 1000)
+    await pool.launch(lease.id, command())
+    # What a pod was made with stays while it runs.
+    with pytest.raises(NotAllowed):
+        await pool.resize(lease.id, parse_request("50%..80%"))
+
+
+async def test_without_nvfractions_a_limit_is_refused_with_what_can_be_had(pool: GpuPool) -> None:
+    with pytest.raises(
+        BadRequest, match=r"no node is ready. Ask for 2%: the guarantee alone can be had here"
+    ):
+        await asked(pool, "2%..10%")
+    with pytest.raises(BadRequest, match="guarantee alone"):
+        await pool.forecast(parse_request("2%..10%"), Holder("ada"))

@@ -210,7 +210,12 @@ class ClusterBackend(Backend):
         terms = replace(lease.terms, revocable=True)
         if not lease.slices:
             return replace(lease, terms=terms)
-        return replace(lease, terms=terms, enforcement=self.view.enforcement(lease.request))
+        # Whatever is free up to its limit the cluster lends by itself.
+        slices = tuple(
+            replace(part, burst_mib=max(0, part.limit_mib - part.memory_mib)) for part in lease.slices
+        )
+        enforcement = self.view.enforcement(lease.request)
+        return replace(lease, terms=terms, slices=slices, enforcement=enforcement)
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002
         """Return the lease described: it takes effect in the pod of its kernel, see :meth:`launch`."""

@@ -203,7 +203,7 @@ class Enforcer:
 
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
-        lease = self._isolation.state(lease)
+        lease = _without_effect(self._isolation.state(lease))
         if self._settings.device_names == INDEX and lease.state is LeaseState.HELD:
             lease = with_indices(lease, self._isolation)
         if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
@@ -346,3 +346,12 @@ def _all(_: Lease) -> bool:
 
 def _kept_here(lease: Lease) -> bool:
     return lease.holder.process == Process.current()
+
+
+def _without_effect(lease: Lease) -> Lease:
+    """Say so where a limit above the guarantee changes nothing: on MIG instances, say."""
+    if not (lease.slices and lease.request.has_limit) or all(part.limit_mib for part in lease.slices):
+        return lease
+    memory = lease.enforcement.memory
+    memory = replace(memory, by=f"{memory.by}; the limit above it changes nothing here")
+    return replace(lease, enforcement=replace(lease.enforcement, memory=memory))

@@ -345,3 +345,12 @@ async def test_the_history_of_one_user_is_nobody_elses(tmp_path: Path) -> None:
             await pool.release(await take(pool, "2%", f"{user}-{len(await pool.history())}", Holder(user)))
         assert [row.user for row in await pool.history()] == ["ada", "grace", "ada"]
         assert [row.user for row in await pool.history(user="grace")] == ["grace"]
+
+
+async def test_who_has_a_limit_that_changes_nothing_reads_so(tmp_path: Path) -> None:
+    instance = replace(V100, mig_profile="1g.5gb", memory_mib=4864, milli=142)
+    async with embedded(tmp_path / "store.db", instance) as pool:
+        lease = await pool.get_lease(await take(pool, "2%..10%", "limited"))
+        assert lease.slices[0].allowed_mib == lease.memory_mib == 4864
+        held_by = "cooperative (MIG instance; the limit above it changes nothing here)"
+        assert lease.environment["GPU_POOL_ENFORCED"].startswith(f"memory: 4864 MiB, {held_by}")
