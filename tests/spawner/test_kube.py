@@ -12,7 +12,7 @@ from traitlets import TraitError
 
 from gpu_pool.cluster.dialects import choose
 from gpu_pool.cluster.export import documents
-from gpu_pool.courses import CourseFile, Courses
+from gpu_pool.courses import CourseFile, Courses, parse_course
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, parse_request
 from gpu_pool_spawner.choices import OwnCourses
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
@@ -234,6 +234,23 @@ def test_the_page_says_beforehand_that_work_is_lost(kernels: str) -> None:
 def test_what_would_lift_a_limit_is_refused(lifting: dict[str, Any], made: Profile | None) -> None:
     with pytest.raises(NotAllowed):
         pod_of(base(**lifting), made, "ada", HAMI)
+
+
+def test_a_server_has_a_limit_where_the_cluster_has_limits_and_else_it_is_told() -> None:
+    speaks = choose(*everything()["kai-nvfractions"]).dialect
+    assert speaks is not None
+    made = profile("2%..10%", speaks)
+    annotations = pod_of(base(), made, "ada", speaks)["metadata"]["annotations"]
+    key = "nvidia.com/container.notebook.gpu-memory"
+    assert (annotations[f"{key}.request"], annotations[f"{key}.limit"]) == ("655Mi", "3276Mi")
+    # As many servers as of the guarantee alone.
+    alone = profile("2%", speaks)
+    assert capacity(made, ClusterSupply(speaks)) == capacity(alone, ClusterSupply(speaks))
+    text = TEXT.replace("request: 2%", "request: 2%..10%").format("kernels: server")
+    courses = Courses({"ml": parse_course("ml.yaml", text.encode())})
+    told = [words for words in faults(courses, base(), HAMI) if "2%..10%" in words]
+    assert len(told) == 1
+    assert told[0].endswith("Ask for 2%: the guarantee alone can be had here.")
 
 
 def test_what_would_fail_at_a_start_is_told_when_it_is_loaded() -> None:
