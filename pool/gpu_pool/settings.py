@@ -137,6 +137,18 @@ class PoolSettings(Configurable):
     end_after = Seconds(
         60.0, min=0.0, help="Seconds from then until its processes are ended; 0 for never."
     ).tag(config=True)
+    burst_after = Seconds(
+        5.0,
+        min=0.0,
+        help="""Seconds in which a lease gives up memory that it was lent on top of its guarantee, once others
+        need that, before its user is warned.""",
+    ).tag(config=True)
+    burst_interrupt_after = Seconds(
+        10.0, min=0.0, help="Seconds from that warning until the process is interrupted; 0 for never."
+    ).tag(config=True)
+    burst_end_after = Seconds(
+        20.0, min=0.0, help="Seconds from then until its processes are ended; 0 for never."
+    ).tag(config=True)
     end_unmanaged = Bool(
         False,
         help="""Whether processes that use a device of the pool without a lease are ended after a minute.

@@ -55,6 +55,9 @@ class WatchdogRules:
             notice_after=settings.watchdog_after,
             interrupt_after=settings.interrupt_after or None,
             end_after=settings.end_after or None,
+            burst_after=settings.burst_after,
+            burst_interrupt_after=settings.burst_interrupt_after or None,
+            burst_end_after=settings.burst_end_after or None,
         )
         watched = None if mode == "off" else tolerance
         return cls(watched, settings.end_unmanaged, settings.look_every, settings.audit_log)

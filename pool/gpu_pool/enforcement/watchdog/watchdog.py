@@ -29,15 +29,21 @@ _BEGINNING = "This slice uses "
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """More memory in use on a device than was granted there, in MiB."""
+    """More memory in use on a device than may be used there, in MiB."""
 
     device: Device
     used_mib: int
-    granted_mib: int
+    #: What was granted, and what is lent on top of it now.
+    allowed_mib: int
+    #: Whether what is too much was lent, and is needed by others now.
+    was_lent: bool = False
 
     def __str__(self) -> str:
-        used, granted = format_memory(self.used_mib), format_memory(self.granted_mib)
-        return f"{used} of GPU {self.device.index}'s memory, and was granted {granted}"
+        used, allowed = format_memory(self.used_mib), format_memory(self.allowed_mib)
+        may = f"was granted {allowed}"
+        if self.was_lent:
+            may = f"may use {allowed} now: others need what it was lent on top"
+        return f"{used} of GPU {self.device.index}'s memory, and {may}"
 
 
 def notice_text(excess: Excess, history: ExcessHistory, tolerance: Tolerance, now: float, wall: float) -> str:
@@ -60,6 +66,13 @@ def is_watchdog_notice(text: str) -> bool:
 
 def ended_text(excess: Excess) -> str:
     """Say why a slice's processes are ended."""
+    if excess.was_lent:
+        used, allowed = format_memory(excess.used_mib), format_memory(excess.allowed_mib)
+        return (
+            f"This slice used {used} of GPU {excess.device.index}'s memory, of which others need all but "
+            f"{allowed}: that was lent to it, and did not come back in time. Its processes are ended. Start "
+            "again with a slice that is granted more."
+        )
     return (
         f"This slice used {excess}, for too long: its processes are ended. Start again with a larger slice."
     )
@@ -116,7 +129,7 @@ class Watchdog:
         evict: Evict,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._tolerance = tolerance
+        self._tolerance, self._of_burst = tolerance, tolerance.of_burst()
         self._decisions = decisions
         self._evict = evict
         self._wall = wall
@@ -124,23 +137,43 @@ class Watchdog:
         self._endings: dict[str, ProcessEnding] = {}
         #: Leases whose processes are not ours to signal; each is logged once.
         self._foreign: set[str] = set()
+        #: The most that leases with a limit might use since they last used no more than that, by lease and
+        #: device: what they still use of it, they were lent.
+        self._lent: dict[tuple[str, str], int] = {}
 
     def watch(self, leases: Sequence[Lease], used: Mapping[str, _Used], now: float) -> None:
         """Evaluate all these leases by what they use now."""
         held = {lease.id for lease in leases}
         self._histories = {name: each for name, each in self._histories.items() if name in held}
         self._foreign &= held
+        self._note_lent(leases)
         for lease in leases:
             here = used.get(lease.id)
             if (
                 here or is_watchdog_notice(lease.notice) or lease.id in self._histories
             ) and lease.id not in self._endings:
                 self._evaluate(lease, leases, here or {}, now)
+            if lease.id not in self._histories:
+                self._forget_lent(lease)
         for name, ending in list(self._endings.items()):
             left = (each.process for owned in used.get(name, {}).values() for each in owned)
             if ending.go_on(now, left):
                 self._decisions.end(name, EndReason.OVER_MEMORY)
                 del self._endings[name]
+
+    def _note_lent(self, leases: Sequence[Lease]) -> None:
+        """Note what leases might use; what was lent to one that is over stays known until it is no more."""
+        before, self._lent = self._lent, {}
+        for lease in leases:
+            for part in lease.slices:
+                if part.limit_mib:
+                    name = lease.id, part.device.uuid
+                    self._lent[name] = max(before.get(name, 0), part.allowed_mib)
+
+    def _forget_lent(self, lease: Lease) -> None:
+        for part in lease.slices:
+            if part.limit_mib:
+                self._lent[lease.id, part.device.uuid] = part.allowed_mib
 
     def _evaluate(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
         excess = self._excess(lease, leases, used)
@@ -149,7 +182,8 @@ class Watchdog:
             excess is None and before is None and not is_watchdog_notice(lease.notice)
         ) or not _is_visible_here(lease):
             return
-        tolerance = self._tolerance_for(lease)
+        usual = self._of_burst if excess is not None and excess.was_lent else self._tolerance
+        tolerance = self._tolerance_for(lease, usual)
         history, step = evaluate(before, excess is not None, now, tolerance)
         if excess is None or history is None:
             self._histories.pop(lease.id, None)
@@ -189,23 +223,25 @@ class Watchdog:
         for part in lease.slices:
             owned = used.get(part.device.uuid, ())
             mib = least_mib(owned)
-            if self._tolerance.allows(mib, part.memory_mib):
+            if self._tolerance.allows(mib, part.allowed_mib):
                 continue
-            granted = _granted(root_of(lease), part, leases)
-            if self._tolerance.allows(mib, granted) or not all(each.process.is_alive() for each in owned):
+            allowed = _allowed(root_of(lease), part, leases)
+            if self._tolerance.allows(mib, allowed) or not all(each.process.is_alive() for each in owned):
                 continue
-            if found is None or mib - granted > found.used_mib - found.granted_mib:
-                found = Excess(part.device, mib, granted)
+            if found is None or mib - allowed > found.used_mib - found.allowed_mib:
+                lent = self._lent.get((lease.id, part.device.uuid), part.allowed_mib) - part.allowed_mib
+                was_lent = lent > 0 and self._tolerance.allows(mib, allowed + lent)
+                found = Excess(part.device, mib, allowed, was_lent)
         return found
 
-    def _tolerance_for(self, lease: Lease) -> Tolerance:
+    def _tolerance_for(self, lease: Lease, usual: Tolerance) -> Tolerance:
         root = root_of(lease)
-        if not self._tolerance.ends or root is None:
-            return self._tolerance
+        if not usual.ends or root is None:
+            return usual
         if lease.process is None and root == Process.current():  # the pool lives in it
-            return replace(self._tolerance, ends=False)
+            return replace(usual, ends=False)
         if may_signal(root):
-            return self._tolerance if lease.process else replace(self._tolerance, interrupt_after=None)
+            return usual if lease.process else replace(usual, interrupt_after=None)
         if lease.id not in self._foreign:
             self._foreign.add(lease.id)
             _log.warning(
@@ -214,7 +250,7 @@ class Watchdog:
                 lease.id,
                 root.pid,
             )
-        return replace(self._tolerance, ends=False)
+        return replace(usual, ends=False)
 
 
 def _is_visible_here(lease: Lease) -> bool:
@@ -228,10 +264,10 @@ def _is_visible_here(lease: Lease) -> bool:
     return root is not None and root.namespace == own_namespace()
 
 
-def _granted(process: Process | None, part: Slice, leases: Sequence[Lease]) -> int:
-    """Return what a process was granted of a device: a shell may hold several slices of it."""
+def _allowed(process: Process | None, part: Slice, leases: Sequence[Lease]) -> int:
+    """Return what a process may use of a device: a shell may hold several slices of it."""
     return sum(
-        each.memory_mib
+        each.allowed_mib
         for lease in leases
         if root_of(lease) == process
         for each in lease.slices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,7 +14,13 @@ from gpu_pool.devices.sampling import ProcessUse
 from gpu_pool.enforcement.watchdog import Tolerance
 from gpu_pool.enforcement.watchdog.attribution import OwnedUse
 from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, WatchdogStep, evaluate
-from gpu_pool.enforcement.watchdog.watchdog import Excess, Watchdog, notice_text
+from gpu_pool.enforcement.watchdog.watchdog import (
+    Excess,
+    Watchdog,
+    ended_text,
+    is_watchdog_notice,
+    notice_text,
+)
 from gpu_pool_client import (
     Device,
     EndReason,
@@ -101,7 +108,7 @@ def test_a_twentieth_or_64_mib_are_forgiven(used: int, granted: int, allowed: bo
 
 
 def test_a_notice_says_what_is_used_what_will_happen_and_what_to_do() -> None:
-    excess = Excess(V100, used_mib=900, granted_mib=655)
+    excess = Excess(V100, used_mib=900, allowed_mib=655)
     first = notice_text(excess, ExcessHistory(0, noticed_at=10), TOLERANCE, now=10, wall=1_000)
     assert "uses 900MiB of GPU 0's memory, and was granted 655MiB" in first
     assert first.index("what runs is interrupted") < first.index("its processes are ended")
@@ -111,6 +118,18 @@ def test_a_notice_says_what_is_used_what_will_happen_and_what_to_do() -> None:
     assert "what runs is interrupted" not in second
     warned = notice_text(excess, ExcessHistory(0, 10), replace(TOLERANCE, ends=False), now=10, wall=1_000)
     assert "If it stays so" not in warned
+
+
+def test_a_notice_says_that_others_need_what_was_lent() -> None:
+    excess = Excess(V100, used_mib=2_048, allowed_mib=655, was_lent=True)
+    text = notice_text(excess, ExcessHistory(0, noticed_at=5), TOLERANCE.of_burst(), now=5, wall=1_000)
+    assert text.startswith(
+        "This slice uses 2GiB of GPU 0's memory, and may use 655MiB now: others need what it was lent on top."
+    )
+    assert is_watchdog_notice(text)
+    ended = ended_text(excess)
+    assert "others need all but 655MiB" in ended
+    assert ended.endswith("Its processes are ended. Start again with a slice that is granted more.")
 
 
 @dataclass
@@ -208,3 +227,35 @@ def test_a_lease_that_has_a_whole_device_is_never_over() -> None:
     for moment in range(0, 1_000, 10):
         watchdog.watch([lease], {lease.id: {"GPU-0": used}}, moment)
     assert decided.told == []
+
+
+def first_told(allowed: Sequence[int], used_mib: int) -> tuple[int, str]:
+    """Say when a lease on 655 MiB, up to 3276, is told first: it may use so much from second to second."""
+    decided, process = Decided(), Process.current()
+    watchdog = Watchdog(replace(TOLERANCE, ends=False), decided, lambda _lease, _pids: None)
+    for moment, mib in enumerate([*allowed, *allowed[-1:] * 100]):
+        part = Slice(V100, 20, 655, limit_mib=3_276, burst_mib=mib - 655)
+        lease, _ = over(process, slices=(part,))
+        watchdog.watch([lease], {lease.id: {"GPU-0": [OwnedUse(process, ProcessUse(1, used_mib))]}}, moment)
+        if decided.told:
+            return moment, decided.told[0][0]
+    raise AssertionError("It was told nothing.")
+
+
+def test_what_was_lent_is_asked_back_sooner_than_what_was_taken() -> None:
+    moment, lent = first_told([2_000, 2_000, 655], used_mib=2_000)
+    assert (moment, "others need what it was lent" in lent) == (2 + 5, True)
+    moment, taken = first_told([655], used_mib=2_000)
+    assert (moment, "others need" in taken) == (10, False)
+    moment, beyond = first_told([2_000, 655], used_mib=3_000)
+    assert (moment, "others need" in beyond) == (10, False)
+
+
+def test_who_gave_up_what_was_lent_and_takes_it_later_was_not_lent_it() -> None:
+    decided, process = Decided(), Process.current()
+    watchdog = Watchdog(replace(TOLERANCE, ends=False), decided, lambda _lease, _pids: None)
+    for moment, (allowed, used) in enumerate([(2_000, 2_000), (655, 600), *[(655, 1_500)] * 20]):
+        lease, _ = over(process, slices=(Slice(V100, 20, 655, limit_mib=3_276, burst_mib=allowed - 655),))
+        watchdog.watch([lease], {lease.id: {"GPU-0": [OwnedUse(process, ProcessUse(1, used))]}}, moment)
+    [(notice, _)] = decided.told
+    assert "and was granted 655MiB" in notice
