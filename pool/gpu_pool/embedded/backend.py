@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +120,14 @@ class LocalBackend(Backend):
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:  # noqa: ARG002
         """Return nothing: leases here end with their processes, which the pool judges."""
         return Observed()
+
+    def lends(self, device: Device) -> bool:
+        """See ``Backend.lends``: what is counted, and held by what can follow."""
+        return self.enforcer.lends(device)
+
+    def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
+        """See ``Backend.memory_in_use``: what the watchdog of this process has seen."""
+        return self.enforcer.memory_in_use()
 
     async def close(self) -> None:
         """Enforce nothing that needs this process any more."""

@@ -259,6 +259,14 @@ class Enforcer:
         for lease_id, words in told.items():
             await self.store.run(leases.set_notice, lease_id, words)
 
+    def lends(self, device: Device) -> bool:
+        """Whether what enforces slices of a device lets them have more for a while."""
+        return not device.one_size and self._isolation.tier(device).lends
+
+    def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
+        """Return what leases with a limit were last seen to use: MiB by lease id and device uuid."""
+        return {} if self._watchdog is None else self._watchdog.lent_use
+
     async def close(self) -> None:
         """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""
         if self._watchdog is not None:

@@ -102,6 +102,9 @@ class Tier(abc.ABC):
     seen: ClassVar[str] = NOT_ON_HARDWARE
     #: Whether one process must own the devices for all who use them: gpu-pool serve.
     needs_owner: ClassVar[bool] = False
+    #: Whether a slice may have more memory for a while than it was granted: nothing holds it to that which
+    #: reads it once, when a process starts, or cannot be seen to follow.
+    lends: ClassVar[bool] = False
     #: Whether processes must name the devices by uuid, whatever the settings say.
     needs_uuids: ClassVar[bool] = False
 
@@ -163,6 +166,7 @@ class Accounting(Tier):
 
     name = "accounting"
     seen = SEEN_ON_H100
+    lends = True
 
     def adapt(self, device: Device) -> Device:
         """Return the device as it is."""
@@ -183,6 +187,7 @@ class WholeInstance(Accounting):
 
     name = "mig"
     seen = NOT_ON_HARDWARE
+    lends = False
 
     def describe(self, lease: Lease) -> TierStatement:  # noqa: ARG002 - the same for all
         """Say that the hardware divides instances, and that a process chooses its own."""

@@ -184,6 +184,17 @@ class Backend(ABC):
         by its :attr:`queue` is held from then on.
         """
 
+    def lends(self, device: Device) -> bool:  # noqa: ARG002 - elsewhere who places kernels knows of limits
+        """Whether leases with a limit may use more of a device than they were granted while nobody else is.
+
+        Not where something holds each process to what was granted when it was started.
+        """
+        return False
+
+    def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
+        """Return what was last seen in use by leases with a limit: MiB by lease id and device uuid."""
+        return {}
+
     @abstractmethod
     async def close(self) -> None:
         """Let go of everything. Leases live on."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gpu_pool.pool.backend import Backend, ExternalQueue, Observed, Taken
 from gpu_pool.pool.registry import DeviceRegistry
-from gpu_pool.store import leases, reclaim, yielding
+from gpu_pool.store import burst, leases, reclaim, yielding
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.reclaim import Findings
@@ -243,6 +243,8 @@ class PoolSteps:
         self._ask_at = 0.0
         #: What was held at the last pass, all of which is bound.
         self._bound: Sequence[Lease] = ()
+        #: Whether any of it may be lent memory on top.
+        self._borrows = False
 
     def all(self) -> tuple[Step, ...]:
         """Return the steps by their names."""
@@ -253,6 +255,7 @@ class PoolSteps:
             Step("serve the queue", self._serve_queue),
             Step("ask back", self._ask_back),
             Step("bind", self._bind),
+            Step("lend memory", self._lend_memory),
             Step("unbind leftovers", self._unbind),
         )
 
@@ -335,8 +338,14 @@ class PoolSteps:
                 continue
             with suppress(PoolUnreachable, LeaseGone):  # it was ended
                 await self._backend.bind(lease)
-        self._bound = held
+        self._bound, self._borrows = held, burst.may_change(held)
         return False
+
+    async def _lend_memory(self, facts: Facts) -> bool:
+        """Lend memory that nobody is granted, and take back what is granted since."""
+        if not (facts.leads and self._borrows):
+            return False
+        return await self._store.run(burst.lend, self._backend.memory_in_use(), self._backend.lends)
 
     async def _unbind(self, _: Facts) -> bool:
         """Let nothing take effect that is not living any more."""

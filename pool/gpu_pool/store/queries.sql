@@ -411,6 +411,14 @@ FROM lease;
 -- name: held
 SELECT id, process, slices, notice FROM lease WHERE turn IS NULL AND state = 'held' ORDER BY number;
 
+-- name: held_at_work
+-- What is held, and whether its kernel idles.
+SELECT number, id, slices, idle_since FROM lease WHERE turn IS NULL AND state = 'held' ORDER BY number;
+
+-- name: lend_memory
+-- What is lent on top of it now; what is held stays.
+UPDATE lease SET slices = :slices WHERE number = :number;
+
 -- name: add_to_lease
 UPDATE lease SET
     peak_mib = coalesce(max(peak_mib, :peak_mib), peak_mib, :peak_mib),

@@ -39,7 +39,7 @@ class Resizing:
     def change(self, row: Row, request: SliceRequest, *, ahead: bool = False) -> None:
         """Change what the lease of this row asks for. Raises what ``Pool.resize`` does."""
         before = read_request(row["request"])
-        is_held, held = row["state"] == LeaseState.HELD, self._devices.read(row["slices"])
+        is_held, held = row["state"] == LeaseState.HELD, _guaranteed(self._devices.read(row["slices"]))
         only_limit = is_held and request.changes_only_limit_of(before)
         if request == before or (only_limit and ahead):  # a limit needs nothing that could be taken ahead
             own = self._of_process(before, held) if is_held and ahead else held
@@ -242,6 +242,11 @@ def _both(held: Sequence[Slice], parts: Sequence[Slice]) -> tuple[Slice, ...]:
             limit_mib=known.limit_mib if known.limit_mib > memory_mib else 0,
         )
     return tuple(found.values())
+
+
+def _guaranteed(parts: Iterable[Slice]) -> tuple[Slice, ...]:
+    """Return slices without what is lent on top of them now, which a resize leaves to the next decision."""
+    return tuple(replace(part, burst_mib=0) for part in parts)
 
 
 def _milli(parts: Iterable[Slice]) -> int:

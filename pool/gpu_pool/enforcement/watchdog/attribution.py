@@ -261,6 +261,20 @@ def _total_mib(owned: Iterable[OwnedUse]) -> int | None:
     return total
 
 
+def use_of_limited(
+    leases: Iterable[Lease], seen: Mapping[str, object], found: Attribution
+) -> dict[str, dict[str, int]]:
+    """Return what leases with a limit use on devices that were ``seen``, where it is known, by their ids."""
+    used: dict[str, dict[str, int]] = {}
+    for lease in leases:
+        for part in lease.slices:
+            if part.limit_mib and part.device.uuid in seen and _is_visible(lease):
+                total = _total_mib(found.leases.get(lease.id, {}).get(part.device.uuid, ()))
+                if total is not None:
+                    used.setdefault(lease.id, {})[part.device.uuid] = total
+    return used
+
+
 def least_mib(owned: Iterable[OwnedUse]) -> int:
     """Return the memory that these use at least: what is known of it."""
     return sum([use.memory_mib or 0 for _, use in owned])

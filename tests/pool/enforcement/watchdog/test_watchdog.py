@@ -150,6 +150,32 @@ async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(
     assert (ended.state, ended.end_reason) == (LeaseState.ENDED, EndReason.OVER_MEMORY)
 
 
+async def test_what_was_lent_is_taken_back_step_by_step_once_somebody_is_granted_it(
+    there: WatchedPool,
+) -> None:
+    with running(STUBBORN) as kernel, running() as newcomer:
+        assert kernel.stdout is not None
+        kernel.stdout.readline()
+        lease = await there.hold("2%..10%", identity(kernel))
+        await there.pool.core.reconciler.once()
+        there.scene(CARD, f"process {kernel.pid} 3000")
+        there.look(100, times=3)
+        assert (await there.pool.get_lease(lease.id)).notice == ""
+        await there.hold("95%", identity(newcomer), "newcomer")
+        await there.pool.core.reconciler.once()
+        there.look()
+        there.look(4)
+        assert (await there.pool.get_lease(lease.id)).notice == ""
+        there.look(1)
+        notice = (await there.pool.get_lease(lease.id)).notice
+        assert "3000MiB of GPU 0's memory, and may use 1639MiB now: others need what it was lent" in notice
+        there.look(10)
+        assert kernel.stdout.readline() == "interrupted\n"
+        assert there.look(20)["evicted"] == [kernel.pid]
+        ending = (await there.pool.get_lease(lease.id)).notice
+        assert "others need all but 1639MiB: that was lent to it" in ending
+
+
 async def test_a_kernel_that_dies_of_it_is_not_restarted_and_the_reason_is_kept(there: WatchedPool) -> None:
     with running(KERNEL.format(term="")) as kernel:
         assert kernel.stdout is not None
