@@ -111,17 +111,23 @@ def slice_caps(
     process's): what the user has set there is kept. ``hook`` is whether what
     runs on the slice is an IPython kernel that sets limits as frameworks are
     imported, for those without a variable. Only a lease of whole devices gets no cap.
+
+    What is lent on top of a slice may be taken back while a framework runs, which torch alone follows, and
+    only where the hook tells it: all others have what is granted.
     """
     if not versions or all(part.memory_mib >= part.device.memory_mib for part in slices):
         return {}
     environment = os.environ if environment is None else environment
     usable = [(usable_mib(part), part.device.memory_mib) for part in slices]
     least = min(mib for mib, _ in usable)
-    # Rounded down, and in integers: the share of no slice adds up to more than the device.
-    fraction = f"0.{min(mib * 100_000 // total for mib, total in usable):05d}"
+    fraction = _fraction(usable)
     found: dict[str, str] = {}
     if "torch" in versions:
         found |= _torch(versions["torch"], fraction, environment, hook=hook)
+        can_follow = hook and found and _can_hook_torch(versions["torch"])
+        if can_follow and any(part.limit_mib for part in slices):
+            allowed = [(usable_mib(part, with_burst=True), part.device.memory_mib) for part in slices]
+            found[_TORCH_HOOK] = _fraction(allowed)
     if "jax" in versions:
         found |= _jax(fraction, environment)
     if "tensorflow" in versions:
@@ -131,41 +137,51 @@ def slice_caps(
     return found
 
 
-def usable_mib(part: Slice) -> int:
+def _fraction(usable: Sequence[tuple[int, int]]) -> str:
+    """Return the largest share that is within each of these amounts of memory, each with its device's."""
+    # Rounded down, and in integers: the share of no slice adds up to more than the device.
+    share = min(mib * 100_000 // total for mib, total in usable)
+    return f"{share // 100_000}.{share % 100_000:05d}"
+
+
+def usable_mib(part: Slice, *, with_burst: bool = False) -> int:
     """Return how much of a slice's memory a framework may hand out itself, in MiB.
 
-    The slice is all that its process may use, and a framework's limit does not
-    count what CUDA and its libraries take.
+    The slice, with what is lent on top of it now where that is to count, is all that its process may use,
+    and a framework's limit does not count what CUDA and its libraries take.
     """
-    left = part.memory_mib - part.device.context_mib
+    left = (part.allowed_mib if with_burst else part.memory_mib) - part.device.context_mib
     return max(left - min(LIBRARIES_MIB, left // _PART_FOR_LIBRARIES), _LEAST_MIB)
 
 
 def with_caps(lease: Lease, caps: Mapping[str, str]) -> Lease:
     """State in a lease whose memory nothing firmer holds that framework caps do."""
-    words = limit_words(caps)
+    words = limit_words(caps, lends=bool(lease.limit_mib))
     if not words:
         return lease
     memory = Limit(Strength.COOPERATIVE, words)
     return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
 
 
-def limit_words(caps: Mapping[str, str]) -> str:
+def limit_words(caps: Mapping[str, str], *, lends: bool = False) -> str:
     """Say which frameworks ``caps`` limits: ``framework caps: torch, jax``, or nothing.
 
     Those that a kernel's hook limits are told apart, since a program that the
     kernel starts is not limited: ``framework caps: jax; tensorflow only in the
     kernel itself``. TensorFlow's own variable makes it take memory as it needs
-    it, and sets no limit.
+    it, and sets no limit. Where the pool ``lends`` memory on top, it is said who has that.
     """
+    has_fraction = any(_FRACTION_KEY in value for value in caps.values())
     limited = {
-        "torch": any(_FRACTION_KEY in value for value in caps.values()),
+        "torch": has_fraction,
         "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION" in caps,
         "cupy": "CUPY_GPU_MEMORY_LIMIT" in caps,
     }
-    hooked = {"torch": _TORCH_HOOK in caps, "tensorflow": _TENSORFLOW_HOOK in caps}
+    hooked = {"torch": _TORCH_HOOK in caps and not has_fraction, "tensorflow": _TENSORFLOW_HOOK in caps}
     everywhere, here = (", ".join(filter(found.get, found)) for found in (limited, hooked))
-    parts = [everywhere, f"{here} only in the kernel itself" if here else ""]
+    follows = "torch in the kernel itself alone" if _TORCH_HOOK in caps else "none of them"
+    lent = f"what is lent on top is for {follows}" if lends else ""
+    parts = [everywhere, f"{here} only in the kernel itself" if here else "", lent]
     return f"framework caps: {'; '.join(filter(None, parts))}" if everywhere or here else ""
 
 
@@ -180,12 +196,15 @@ def _torch(version: str, fraction: str, environment: Mapping[str, str], *, hook:
     if any(_FRACTION_KEY in environment.get(name, "") for name in _TORCH_SETTINGS):
         return {}
     if not _torch_takes_fraction(version):
-        # set_per_process_memory_fraction is torch 1.8's.
-        can_hook = hook and _is_since((1, 8), version) and not version.endswith("+cpu")
-        return {_TORCH_HOOK: fraction} if can_hook else {}
+        return {_TORCH_HOOK: fraction} if hook and _can_hook_torch(version) else {}
     name = next((name for name in _TORCH_SETTINGS if environment.get(name)), _TORCH_SETTINGS[0])
     theirs = environment.get(name, "").strip().rstrip(",")
     return {name: f"{theirs},{_FRACTION_KEY}:{fraction}".lstrip(",")}
+
+
+def _can_hook_torch(version: str) -> bool:
+    """Whether this torch can be given a limit while it runs: set_per_process_memory_fraction is 1.8's."""
+    return _is_since((1, 8), version) and not version.endswith("+cpu")
 
 
 def _torch_takes_fraction(version: str) -> bool:

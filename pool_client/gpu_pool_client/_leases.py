@@ -361,6 +361,17 @@ class Lease:
         return min((part.memory_mib for part in self.slices), default=0)
 
     @property
+    def allowed_mib(self) -> int:
+        """Memory that may be used now on each device, with what is lent on top of what is granted, in MiB."""
+        return min((part.allowed_mib for part in self.slices), default=0)
+
+    @property
+    def limit_mib(self) -> int:
+        """The most that may ever be used on each device, in MiB; 0 where no more is than what is granted."""
+        limits = [part.limit_mib for part in self.slices]
+        return min(limits) if limits and all(limits) else 0
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """The variables that a process needs to use this slice, and facts for people and tools.
 
@@ -380,6 +391,9 @@ class Lease:
             "GPU_POOL_HELD_SINCE": f"{self.held_at or self.requested_at:.0f}",
             "GPU_POOL_ENFORCED": self.describe_limits(),
         }
+        if self.limit_mib:
+            facts["GPU_POOL_ALLOWED_MIB"] = str(self.allowed_mib)
+            facts["GPU_POOL_LIMIT_MIB"] = str(self.limit_mib)
         if self.simulated:
             facts["GPU_POOL_SIMULATED"] = "1"
         if self.terms.ends_at is not None:

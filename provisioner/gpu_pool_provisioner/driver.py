@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from gpu_pool_client import EndReason, Holder, NotAllowed, Outlook, SliceRequest, parse_request
+from gpu_pool_client import EndReason, Holder, Lease, NotAllowed, Outlook, SliceRequest, parse_request
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.environment import SliceEnvironment
 from gpu_pool_provisioner.launchers.base import LaunchPlan, NotReadyError, ProxiedKernel
@@ -26,6 +26,7 @@ from gpu_pool_provisioner.proxy.channels import Channel, close_all
 from gpu_pool_provisioner.proxy.front import bind_front
 from gpu_pool_provisioner.proxy.messages import session_of
 from gpu_pool_provisioner.proxy.pending import PendingKernel
+from gpu_pool_provisioner.resize_pipe import ResizeRequests
 from gpu_pool_provisioner.session import (
     TABLE,
     ImpossibleEventError,
@@ -94,6 +95,8 @@ class SessionDriver:
         self.wait_log: WaitLog | None = None
         #: What the running kernel was told of its slice.
         self.on_slice: SliceEnvironment | None = None
+        #: By which it is told of what changes while cells run; None where it cannot be.
+        self.resize_requests: ResizeRequests | None = None
         #: What the last request is answered with.
         self._reply = ""
 
@@ -447,6 +450,8 @@ class SessionDriver:
                     self._do.run.relay.tell(effect.text)
             case effects.ShowDevices():
                 self._do.show_devices(effect.lease)
+            case effects.ShowLent():
+                self._show_lent(effect.lease)
             case effects.LetGo():
                 self._do.let_go()
             case effects.ReleaseLease():
@@ -503,6 +508,11 @@ class SessionDriver:
         if self._do.run is not None:
             self._do.run.end_halves()
             self._do.pending.hold_first("shell", self._do.run.unanswered())
+
+    def _show_lent(self, lease: Lease) -> None:
+        told, pipe = self.on_slice, self.resize_requests
+        if told is not None and pipe is not None and pipe.tells_changes:
+            pipe.tell(told.change(lease))
 
     def _pass_on(self, tell: str) -> None:
         assert self._do.run is not None

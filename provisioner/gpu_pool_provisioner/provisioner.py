@@ -401,6 +401,7 @@ class GPUPoolProvisioner(SliceSettings):
             self._resize_requests = accept_resize_requests(connection_file, background_loop())
         if self._resize_requests is not None:
             self._resize_requests.grant = partial(driver.pool_work.grant, on_slice=on_slice)
+        driver.resize_requests = self._resize_requests
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {
             **on_slice.variables,
@@ -410,6 +411,8 @@ class GPUPoolProvisioner(SliceSettings):
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self.parent.kernel_spec_manager.kernel_dirs),
         }
         await self._end_previous()
+        if self._resize_requests is not None and lease.limit_mib and on_slice.takes_changes:
+            self._resize_requests.open_changes()
         kwargs = {**kwargs, "env": {**environment, **ours}}
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:

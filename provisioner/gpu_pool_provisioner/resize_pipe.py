@@ -1,10 +1,15 @@
-"""How a running kernel asks for another size of its slice, whether or not a proxy is in between.
+"""How a running kernel asks for another size of its slice, and hears of memory that is lent on top of it.
+
+Whether or not a proxy is in between, and also while a cell runs.
 
 A private folder holds a pipe, into which the kernel writes its request as a line
 of JSON (``{"id": "a1b2", "size": "10%"}``), and after that a file with the
 answer. A pipe, since it wakes us when something is written, tells the kernel
 at once if nobody is there to read it, and needs no secret. What comes out of it is
 the user's own, so it is read in small pieces, one request at a time.
+
+Where a slice has a limit above what is granted, a second pipe goes the other way: a thread of the kernel
+waits there for what changes in the variables of its slice (``gpu_pool_kernels.inkernel.burst``).
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import re
 import tempfile
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +32,7 @@ from gpu_pool_provisioner.folders import HeldFolder
 VARIABLE: Final = "GPU_POOL_RESIZE_DIR"
 PIPE: Final = "requests"
 ANSWER: Final = "answer"
+CHANGES: Final = "changes"
 #: Bytes that are written to a pipe as one (PIPE_BUF), and the most that is read at once.
 _MOST: Final = 4096
 _ID: Final = re.compile(r"[0-9a-f]{1,64}")
@@ -59,10 +66,40 @@ class ResizeRequests:
         except OSError:
             held.close()
             raise
+        #: By which the kernel is told of changes; none where it is not.
+        self._changes: list[int] = []
         #: Hears no more. May be called repeatedly, by any thread.
-        self.close = weakref.finalize(self, _release, loop, self._pipe, held)
+        self.close = weakref.finalize(self, _release, loop, self._pipe, held, self._changes)
         self._task: asyncio.Task[None] | None = None
         loop.call_soon_threadsafe(_add_reader, loop, self._pipe, weakref.ref(self))
+
+    def open_changes(self) -> None:
+        """Let the kernel that is launched next hear of changes; what an earlier one has not read is gone.
+
+        Raises ``OSError``.
+        """
+        path = self._folder / CHANGES
+        if not self._changes:
+            os.mkfifo(path, 0o600)
+            # For reading as well, so that it can be written to before the kernel reads, and when it does not.
+            self._changes.append(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        with suppress(BlockingIOError):
+            while True:
+                os.read(self._changes[0], _MOST)
+
+    @property
+    def tells_changes(self) -> bool:
+        """Whether the kernel hears of changes."""
+        return bool(self._changes) and self.close.alive
+
+    def tell(self, changed: Mapping[str, tuple[str | None, str | None]]) -> None:
+        """Tell the kernel what changes in its environment: each variable's value before and now."""
+        line = json.dumps(changed).encode() + b"\n"
+        try:
+            if changed and len(line) <= _MOST:
+                os.write(self._changes[0], line)
+        except OSError as error:  # it does not read
+            get_logger().warning("A kernel could not be told what its slice may use now: %s", error)
 
     def hear(self) -> None:
         """Read what was written, and answer the last of it. Nothing more is read until that is done."""
@@ -113,8 +150,11 @@ def _add_reader(
         loop.add_reader(pipe, hear)
 
 
-def _release(loop: asyncio.AbstractEventLoop, pipe: int, folder: HeldFolder) -> None:
+def _release(loop: asyncio.AbstractEventLoop, pipe: int, folder: HeldFolder, changes: list[int]) -> None:
     folder.close()
+    for descriptor in changes:
+        os.close(descriptor)
+    changes.clear()
     if loop.is_closed():
         os.close(pipe)
     else:

@@ -79,8 +79,11 @@ class WrappedKernel:
 
     async def here(self, lease: Lease, backend: BackendConnection) -> int:
         """Launch it with its slice's environment; see ``LaunchPlan``."""
-        on_slice = SliceEnvironment(self._command, os.environ, lease)
+        on_slice = self._driver.on_slice = SliceEnvironment(self._command, os.environ, lease)
+        self._driver.resize_requests = self._resize_requests
         if self._resize_requests is not None:
+            if lease.limit_mib and on_slice.takes_changes:
+                self._resize_requests.open_changes()
             grant = self._driver.pool_work.grant
             self._resize_requests.grant = partial(grant, on_slice=on_slice, can_restart=False)
         environment = {

@@ -19,6 +19,9 @@ UNLIMITED = (
     "gpu-pool: {} gets no memory limit in this kernel ({}). "
     "Keep it within your slice: others have the rest of this GPU."
 )
+#: The limits that torch has from us, by device; and by how much two are the same.
+TORCH_LIMITS = {}  # type: dict[int, float]
+CLOSE = 1e-4
 LATE = "{} has begun to use the GPU and keeps its old memory limit until the kernel is restarted."
 
 
@@ -109,14 +112,54 @@ def limit_torch(cuda: Any) -> None:
 
     def set_fraction() -> None:
         settle("torch")
-        fraction = os.environ.get(VARIABLES["torch"], "")
+        TORCH_LIMITS.clear()  # of one that was imported before
         # An error that left this function would be one of CUDA's initialisation.
         with attempt("torch"):
-            for device in range(cuda.device_count()) if fraction else ():
-                cuda.set_per_process_memory_fraction(float(fraction), device)
+            set_torch(cuda)
 
     with attempt("torch"):
         cuda._lazy_call(set_fraction)
+
+
+def set_torch(cuda: Any) -> None:
+    """Limit torch on each device as the environment says, but where its user has changed what we have set.
+
+    It is read again until it has stayed the same: another thread may be told of a change meanwhile. No lock
+    is held, since torch holds one of its own while it initialises CUDA.
+    """
+    variable, fraction = VARIABLES["torch"], None  # type: str, str | None
+    while fraction != os.environ.get(variable, ""):
+        fraction = os.environ.get(variable, "")
+        for device in range(cuda.device_count()) if fraction else ():
+            if not is_users(cuda, device, TORCH_LIMITS.get(device)):
+                cuda.set_per_process_memory_fraction(float(fraction), device)
+                TORCH_LIMITS[device] = float(fraction)
+
+
+def is_users(cuda: Any, device: int, ours: "float | None") -> bool:
+    """Whether a device's limit is another than ours, as far as this torch tells it."""
+    read = getattr(cuda, "get_per_process_memory_fraction", None)
+    return read is not None and ours is not None and abs(read(device) - ours) > CLOSE
+
+
+def follow_torch() -> None:
+    """Change torch's limit while it runs, where it has one from us. Only what it does not use can go back.
+
+    It keeps memory that no tensor uses for later; where that is beyond the new limit, it lets go of it.
+    """
+    finder, cuda = watching(), sys.modules.get("torch.cuda")
+    if finder is None or cuda is None or "torch" not in finder.settled:
+        return  # it reads its limit when it begins to use the GPU
+    with attempt("torch"):
+        set_torch(cuda)
+    with contextlib.suppress(Exception):  # another torch may not have all of this
+        if any(keeps_too_much(cuda, *each) for each in TORCH_LIMITS.items()):
+            cuda.empty_cache()
+
+
+def keeps_too_much(cuda: Any, device: int, fraction: float) -> bool:
+    """Whether torch has reserved more of a device than it may use."""
+    return bool(cuda.memory_reserved(device) > fraction * cuda.get_device_properties(device).total_memory)
 
 
 def limit_tensorflow(module: Any) -> None:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 #: The variables of ``caps``, which is loaded only where one of them is set.
 LIMIT_VARIABLES = ("GPU_POOL_TORCH_FRACTION", "GPU_POOL_TENSORFLOW_MIB")
+#: The variable of ``burst``, which is loaded only where it is set.
+BURST_VARIABLE = "GPU_POOL_LIMIT_MIB"
 #: What this kernel's user is to read below the first cell.
 NOTICE_VARIABLE = "GPU_POOL_NOTICE"
 USAGE = "Use %gpu to see this kernel's slice of a GPU, %gpu use 10% to change its size, or %gpu keep 2h."
@@ -21,6 +23,7 @@ def load(shell: object) -> None:
     shell.events.register("post_run_cell", explain_failure)  # type: ignore[attr-defined]
     forget_arguments()
     limit_frameworks()
+    follow_burst()
     tell(shell, os.environ.pop(NOTICE_VARIABLE, ""))
 
 
@@ -30,6 +33,14 @@ def limit_frameworks() -> None:
         from . import caps
 
         caps.watch()
+
+
+def follow_burst() -> None:
+    """Hear of what is lent on top of the slice, where it has a limit above what is granted."""
+    if BURST_VARIABLE in os.environ:
+        from . import burst
+
+        burst.follow()
 
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.6 has no other

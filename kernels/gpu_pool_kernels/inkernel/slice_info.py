@@ -39,6 +39,8 @@ class SliceInfo:
         self.simulated = facts.get("GPU_POOL_SIMULATED") == "1"
         self.enforced = facts.get("GPU_POOL_ENFORCED", "unknown")
         self.memory_mib = number("GPU_POOL_MEMORY_MIB")
+        #: What may be used now, with what is lent on top; None where nothing ever is.
+        self.allowed_mib = number("GPU_POOL_ALLOWED_MIB")
         since = number("GPU_POOL_HELD_SINCE")
         self.held_seconds = None if since is None else max(0, int(time.time()) - since)
         self.used_mib, self.used_words = (
@@ -62,9 +64,10 @@ class SliceInfo:
         granted = "unknown" if self.memory_mib is None else in_words(self.memory_mib)
         if len(self.devices) > 1:
             granted = f"{len(self.devices)} x {granted}"
+        lent = "" if self.allowed_mib is None else f", now up to {in_words(self.allowed_mib)}"
         if self.used_mib is None:
-            return f"{granted} granted; {self.used_words}"
-        return f"{self.used_words} of {granted} granted"
+            return f"{granted} granted{lent}; {self.used_words}"
+        return f"{self.used_words} of {granted} granted{lent}"
 
     def __repr__(self) -> str:
         return "\n".join(f"{label:<9} {text}" for label, text in self.rows())
@@ -245,7 +248,20 @@ def explanation(error: BaseException) -> "str | None":
     amount = "" if granted is None else f", with {in_words(granted)} of memory"
     larger = next_larger(granted)
     advice = f'The next larger kernel is "{larger}".' if larger else "Ask for a larger slice."
-    return f"GPU memory ran out: this kernel's slice is {size}{amount}. {advice}"
+    return f"GPU memory ran out: this kernel's slice is {size}{amount}. {lending()}{advice}"
+
+
+def lending() -> str:
+    """Say what may be used now where a slice has a limit, and what to do if that is less; else nothing."""
+    allowed, limit = number("GPU_POOL_ALLOWED_MIB"), number("GPU_POOL_LIMIT_MIB")
+    if allowed is None or limit is None:
+        return ""
+    if allowed >= limit:
+        return f"It may use up to {in_words(limit)} now, and never more. "
+    return (
+        f"It may use up to {in_words(limit)} while nobody else needs that, and {in_words(allowed)} now. "
+        "Delete what you do not need (in PyTorch, then torch.cuda.empty_cache()), or run the cell later. "
+    )
 
 
 def is_exhausted(error: BaseException) -> bool:

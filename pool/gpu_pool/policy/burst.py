@@ -78,7 +78,9 @@ def shares(free_mib: int, borrowers: Sequence[Borrower]) -> Mapping[int, int]:
             more = _fill(left, {n: given[n] for n in numbers}, {n: ceilings[n] for n in numbers})
             left -= sum(more[n] - given[n] for n in numbers)
             given |= more
-    return given
+    # So little is not worth a change, unless it is all, or in use.
+    little = [n for n, mib in given.items() if mib < LEAST_CHANGE_MIB and mib < most[n]]
+    return {**given, **{n: min(given[n], in_use[n]) for n in little}}
 
 
 def _fill(left: int, floors: Mapping[int, int], ceilings: Mapping[int, int]) -> dict[int, int]:

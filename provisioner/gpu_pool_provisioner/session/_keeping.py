@@ -37,7 +37,9 @@ def _with_slice(session: Session, idling: idle.Idling) -> Session:
 def looked(session: Session, event: on.Looked, now: float) -> Outcome:
     idling, found, told = idle.looked(_idling(session), event, now)
     after = _with_slice(session, idling)
-    tells = [do.Tell(text) for text in told]
+    tells: list[do.Effect] = [do.Tell(text) for text in told]
+    if idling.lent != _idling(session).lent:
+        tells.append(do.ShowLent(event.lease))
     if found.act is ExpiryAction.END and not found.if_idle:
         ending, effects = life.terms_over(after, on.TermsOver(found), now)
         return ending, (*tells, *effects)
@@ -203,5 +205,5 @@ def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome
 def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
     taken = _parking(session).taken
     tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken) if text]
-    running = _with_slice(asking.without_work(session), idle.begun(event.lease.terms, now))
+    running = _with_slice(asking.without_work(session), idle.begun(event.lease, now))
     return running, (do.ShowDevices(event.lease), *tells, do.PassOn())

@@ -83,7 +83,7 @@ def launched(session: Session, event: on.Launched, now: float) -> Outcome:
 def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="")
     running = asking.without_work(running)
-    idling = idle.begun(event.lease.terms, now)
+    idling = idle.begun(event.lease, now)
     return replace(running, idling=idling), (do.PassOn(session.exit_message),)
 
 

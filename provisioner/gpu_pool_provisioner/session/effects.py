@@ -117,6 +117,13 @@ class ShowDevices(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class ShowLent(Effect):
+    """Let the kernel know how much memory it may use now, also while a cell runs."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
 class LetGo(Effect):
     """Close the connection to a kernel that has ended."""
 

@@ -20,7 +20,8 @@ _SOON: Final = 0.5
 _TRY_AGAIN: Final = 30.0
 #: Seconds in which a pool may still do what it was asked for and has not answered.
 _PARKS_WITHIN: Final = 600.0
-#: Seconds between two looks at a lease that the pool watches over: its warnings are read that late.
+#: Seconds between two looks at a lease that the pool watches over, or to which it lends memory: its warnings
+#: are read that late.
 _REVOCABLE_EVERY: Final = 2.0
 _USED_MEANWHILE: Final = "The kernel was ended: it used the GPU after its slice had been taken back."
 
@@ -54,6 +55,9 @@ class Idling:
     #: does not. And whether it is followed since then whether somebody asks.
     gives_way_since: float | None = None
     is_followed: bool = False
+    #: Whether memory may be lent on top of its slice, and how much was when it was last looked, by device.
+    borrows: bool = False
+    lent: tuple[int, ...] = ()
 
     @property
     def is_asked_back(self) -> bool:
@@ -109,9 +113,15 @@ class Parking:
         return self.taken or (texts.GIVEN_BACK if self.given_back else texts.PARKED)
 
 
-def begun(terms: Terms, now: float) -> Idling:
-    """Return what is known of a kernel that has just got its slice."""
-    return Idling(terms, now, now if terms.has_limits else _first_look(terms, now))
+def begun(lease: Lease, now: float) -> Idling:
+    """Return what is known of a kernel that has just got the slice of a lease."""
+    terms, borrows = lease.terms, bool(lease.limit_mib)
+    look_at = now if terms.has_limits or borrows else _first_look(terms, now)
+    return Idling(terms, now, look_at, borrows=borrows, lent=_lent(lease))
+
+
+def _lent(lease: Lease) -> tuple[int, ...]:
+    return tuple(part.burst_mib for part in lease.slices)
 
 
 def _first_look(terms: Terms, now: float) -> float | None:
@@ -121,7 +131,8 @@ def _first_look(terms: Terms, now: float) -> float | None:
 
 def is_looked_at(idling: Idling) -> bool:
     """Whether anything comes of the terms, or of what its user has asked for."""
-    return idling.terms.has_limits or idling.gives_back or idling.terms.yield_after is not None
+    terms = idling.terms
+    return terms.has_limits or idling.borrows or idling.gives_back or terms.yield_after is not None
 
 
 def observed(
@@ -178,7 +189,7 @@ def looked(idling: Idling, look: Looked, now: float) -> tuple[Idling, ExpiryStep
     if lease.state is not LeaseState.HELD:
         step = _without_slice(idling, look, now)
         return _later(idling, step.again_in, now), step, tells
-    idling = replace(idling, terms=lease.terms)
+    idling = replace(idling, terms=lease.terms, borrows=bool(lease.limit_mib), lent=_lent(lease))
     step = expiry_policy.step(
         lease.terms, observed(idling, look.busy, look.last_activity, look.activity), now
     )
@@ -213,7 +224,7 @@ def not_looked(idling: Idling, now: float) -> Idling:
 
 
 def _later(idling: Idling, seconds: float, now: float) -> Idling:
-    if idling.terms.revocable or now < idling.parks_until:
+    if idling.terms.revocable or idling.borrows or now < idling.parks_until:
         seconds = min(seconds, _REVOCABLE_EVERY)
     return replace(idling, look_at=now + seconds)
 

@@ -60,6 +60,12 @@ def test_shares_are_even_up_to_each_limit() -> None:
     assert lend(4_000, [borrower(1, most=500), borrower(2), borrower(3)]) == {1: 500, 2: 1_750, 3: 1_750}
 
 
+def test_what_is_not_worth_a_change_is_not_lent_unless_it_is_all_that_there_may_be() -> None:
+    assert lend(63, [borrower(1)]) == {1: 0}
+    assert lend(63, [borrower(1, most=50)]) == {1: 50}
+    assert lend(63, [borrower(1, 1_000, 500)]) == {1: 63}
+
+
 def test_kernels_that_work_come_before_those_that_idle() -> None:
     assert lend(4_000, [borrower(1, works=False), borrower(2)]) == {1: 1_000, 2: 3_000}
 

@@ -1,0 +1,38 @@
+"""Memory that is lent on top of this kernel's slice: heard of at any time, also while a cell runs.
+
+Whoever launched the kernel writes what changes in its variables into a pipe in its private folder, as a line
+of JSON. A thread waits for that, and does nothing else. PyTorch's limit follows in this process; no other
+framework can change its limit while it runs, and no other process is told.
+"""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+from . import caps, slice_requests
+
+#: Set where the slice has a limit above what is granted.
+VARIABLE = "GPU_POOL_LIMIT_MIB"
+PIPE = "changes"
+NAME = "gpu-pool-burst"
+
+
+def follow() -> None:
+    """Follow what is lent from now on. May be repeated."""
+    if any(thread.name == NAME for thread in threading.enumerate()):
+        return
+    folder = os.environ.get(slice_requests.VARIABLE)
+    if folder and Path(folder, PIPE).exists():
+        threading.Thread(target=listen, args=(Path(folder, PIPE),), name=NAME, daemon=True).start()
+
+
+def listen(pipe: Path) -> None:
+    """Take what is written, until nobody is there who could write."""
+    try:
+        with pipe.open("rb") as lines:
+            for line in lines:
+                slice_requests.apply(json.loads(line.decode()))
+                caps.follow_torch()
+    except (OSError, ValueError, AttributeError, TypeError):  # it was removed, or somebody else writes to it
+        return

@@ -1,0 +1,53 @@
+"""A kernel is told what it may use whenever that changes, whether a cell runs or not. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_pool_client import Device, Holder, Lease, LeaseState, Slice, parse_request
+from gpu_pool_provisioner.session import Session, State, effects, events, idling, step
+
+V100 = Device("GPU-0", 0, "V100", 32_768)
+HELD = Lease(
+    "1-abc",
+    "key",
+    parse_request("2%..10%"),
+    Holder("ada"),
+    LeaseState.HELD,
+    0.0,
+    slices=(Slice(V100, 20, 655),),
+)
+
+
+def lent(mib: int, limit: int = 3_276) -> Lease:
+    return replace(HELD, slices=(Slice(V100, 20, 655, limit_mib=limit, burst_mib=mib),))
+
+
+def running(lease: Lease) -> Session:
+    begun = idling.begun(lease, 0.0)
+    return Session(lease.request, 1.0, 60.0, State.RUNNING, lease_id=lease.id, lease=lease, idling=begun)
+
+
+def shown(session: Session, lease: Lease, *, busy: bool) -> tuple[Session, list[effects.Effect]]:
+    after, due = step(session, events.Looked(lease, busy, 0.0), 2.0)
+    return after, [each for each in due if isinstance(each, effects.ShowLent)]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_is_lent_is_shown_when_it_changes_and_then_no_more(busy: bool) -> None:
+    session, effect = shown(running(lent(0)), lent(1_000), busy=busy)
+    assert effect == [effects.ShowLent(lent(1_000))]
+    session, effect = shown(session, lent(1_000), busy=busy)
+    assert effect == []
+    _, effect = shown(session, lent(200), busy=busy)
+    assert effect == [effects.ShowLent(lent(200))]
+
+
+def test_a_lease_with_a_limit_is_looked_at_every_two_seconds_and_another_only_for_its_terms() -> None:
+    session, _ = shown(running(lent(0)), lent(0), busy=True)
+    assert session.wakes_at == 4.0
+    without = running(HELD)
+    assert without.idling is not None
+    assert without.idling.look_at is None

@@ -1,0 +1,84 @@
+"""Memory that is lent on top of a slice, followed by kernels of a real pool while their cells run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.frameworks import write_torch
+from support.frontend import Frontend, frontend
+from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers
+from support.warm_kernels import start, until_ready
+
+#: 10% of 32 GiB, less what CUDA and its libraries take; and the same of 2%.
+RAISED, GRANTED = "0.08441", "0.00698"
+AWAIT = "while f'{{torch.cuda.fractions[0]:.5f}}' != {!r}: time.sleep(0.01)\n"
+
+
+def install(jupyter_env: JupyterEnv, tmp_path: Path, **config: object) -> str:
+    """Install a kernel on 2% of a GPU, up to 10%, with a stand-in for torch beside its Python."""
+    python = tmp_path / "env/bin/python"
+    packages = tmp_path / f"env/lib/python3.{sys.version_info[1]}/site-packages"
+    python.parent.mkdir(parents=True)
+    packages.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "env/pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    write_torch(packages)
+    here = os.pathsep.join([str(packages), *filter(None, sys.path)])
+    argv = str(python), *IPYKERNEL[1:]
+    return jupyter_env.install("two", "2%..10%", argv=argv, env={"PYTHONPATH": here}, **config)
+
+
+async def printed(page: Frontend, code: str) -> str:
+    return "".join((await page.run(code).done()).outputs)
+
+
+async def is_followed(jupyter_env: JupyterEnv, page: Frontend) -> None:
+    """See torch's limit raised, and lowered in the middle of a cell once somebody is granted the memory."""
+    assert await printed(page, f"import time, torch; torch.cuda.init()\n{AWAIT.format(RAISED)}") == ""
+    cell = page.run(f"print('runs', flush=True)\n{AWAIT.format(GRANTED)}print('lowered')")
+    newcomer = await jupyter_env.fill("98%")
+    assert newcomer.slices, "it is granted at once"
+    assert "".join((await cell.done()).outputs) == "runs\nlowered\n"
+    assert "655 MiB granted, now up to 655 MiB" in str((await page.run("%gpu").done()).heard)
+    await jupyter_env.pool.release(newcomer.id)
+    assert await printed(page, f"{AWAIT.format(RAISED)}print('raised')") == "raised\n"
+
+
+async def test_torchs_limit_follows_what_is_lent_while_a_cell_runs(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    cold = manager(install(jupyter_env, tmp_path))
+    await cold.start_kernel()
+    async with frontend(cold) as page:
+        await is_followed(jupyter_env, page)
+        assert "now up to 3.2 GiB" in str((await page.run("%gpu").done()).heard)
+
+
+async def test_it_follows_in_the_kernel_after_a_restart(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    km = manager(install(jupyter_env, tmp_path))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await printed(page, "import torch; torch.cuda.init()")
+    await km.restart_kernel()
+    async with frontend(km) as page:
+        await is_followed(jupyter_env, page)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_it_follows_in_a_kernel_that_was_forked_from_a_template(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    spec = install(jupyter_env, tmp_path, preload=["json"])
+    cold = manager(spec)
+    await until_ready(cold)
+    await cold.shutdown_kernel(now=True)
+    warm = manager(spec)
+    assert await start(warm)
+    async with frontend(warm) as page:
+        await is_followed(jupyter_env, page)
