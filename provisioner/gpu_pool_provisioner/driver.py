@@ -509,6 +509,13 @@ class SessionDriver:
             self._do.run.end_halves()
             self._do.pending.hold_first("shell", self._do.run.unanswered())
 
+    def let_follow(self, lease: Lease) -> None:
+        """Let the kernel that runs hear of what it is lent, if its lease has got a limit only now."""
+        pipe = self.resize_requests
+        if pipe is not None and lease.limit_mib and not pipe.tells_changes:
+            with suppress(OSError):  # it has what is granted
+                pipe.open_changes()
+
     def _show_lent(self, lease: Lease) -> None:
         told, pipe = self.on_slice, self.resize_requests
         if told is not None and pipe is not None and pipe.tells_changes:

@@ -65,6 +65,9 @@ class Driver(Protocol):
     def show(self, text: str) -> None:
         """Show a text in the waiting cell."""
 
+    def let_follow(self, lease: Lease) -> None:
+        """Let the kernel that runs hear of what it is lent, if its lease has got a limit only now."""
+
     def idle_others(self) -> str:
         """Name the user's other kernels here that hold a slice and do nothing; empty for none."""
 
@@ -481,6 +484,7 @@ class PoolWork:
             return {"granted": True, "at_restart": True, "message": message}
         except GpuPoolError as error:
             return _refused(error)
+        self._driver.let_follow(lease)
         until = "" if can_restart else " A restart brings back the size it was started with."
         return {"granted": True, "message": _has(lease) + until, "variables": on_slice.change(lease)}
 

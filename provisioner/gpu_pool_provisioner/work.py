@@ -40,8 +40,8 @@ _VISIBLE: Final = "__import__('os').environ.update({!r})"
 _NAMING: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 #: Changes the variables of a Python kernel's slice, by what the kernel's extension has for that.
 _CHANGE: Final = (
-    "__import__('importlib').import_module('.slice_requests', get_ipython().find_line_magic('gpu').__module__"
-    ".rpartition('.')[0]).apply({!r})"
+    "__import__('importlib').import_module('.extension', get_ipython().find_line_magic('gpu').__module__"
+    ".rpartition('.')[0]).take_changes({!r})"
 )
 _AT_WORK: Final = "The size of a kernel's GPU slice cannot change while it runs a cell."
 _WHEN_ENDED: Final = "Try again when its cells have ended."

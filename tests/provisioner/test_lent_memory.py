@@ -18,8 +18,8 @@ RAISED, GRANTED = "0.08441", "0.00698"
 AWAIT = "while f'{{torch.cuda.fractions[0]:.5f}}' != {!r}: time.sleep(0.01)\n"
 
 
-def install(jupyter_env: JupyterEnv, tmp_path: Path, **config: object) -> str:
-    """Install a kernel on 2% of a GPU, up to 10%, with a stand-in for torch beside its Python."""
+def install(jupyter_env: JupyterEnv, tmp_path: Path, size: str = "2%..10%", **config: object) -> str:
+    """Install a kernel of a size, by default 2% of a GPU and up to 10%, with a stand-in for torch."""
     python = tmp_path / "env/bin/python"
     packages = tmp_path / f"env/lib/python3.{sys.version_info[1]}/site-packages"
     python.parent.mkdir(parents=True)
@@ -29,7 +29,7 @@ def install(jupyter_env: JupyterEnv, tmp_path: Path, **config: object) -> str:
     write_torch(packages)
     here = os.pathsep.join([str(packages), *filter(None, sys.path)])
     argv = str(python), *IPYKERNEL[1:]
-    return jupyter_env.install("two", "2%..10%", argv=argv, env={"PYTHONPATH": here}, **config)
+    return jupyter_env.install("two", size, argv=argv, env={"PYTHONPATH": here}, **config)
 
 
 async def printed(page: Frontend, code: str) -> str:
@@ -81,4 +81,19 @@ async def test_it_follows_in_a_kernel_that_was_forked_from_a_template(
     warm = manager(spec)
     assert await start(warm)
     async with frontend(warm) as page:
+        await is_followed(jupyter_env, page)
+
+
+async def test_a_kernel_that_has_begun_to_use_the_gpu_follows_from_when_it_gets_a_limit(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    km = manager(install(jupyter_env, tmp_path, "2%"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        assert await printed(page, "import torch; torch.cuda.init(); print(torch.cuda.fractions[0])") == (
+            "0.00698\n"
+        )
+        told = await printed(page, "%gpu use 2%..10%")
+        assert told.startswith("This kernel now has 2%")
+        assert "restarted" not in told
         await is_followed(jupyter_env, page)

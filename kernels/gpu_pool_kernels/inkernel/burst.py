@@ -12,14 +12,15 @@ from pathlib import Path
 
 from . import caps, slice_requests
 
-#: Set where the slice has a limit above what is granted.
-VARIABLE = "GPU_POOL_LIMIT_MIB"
 PIPE = "changes"
 NAME = "gpu-pool-burst"
 
 
 def follow() -> None:
     """Follow what is lent from now on. May be repeated."""
+    if any(name in os.environ for name in caps.VARIABLES.values()):
+        caps.watch()
+        caps.follow_torch()
     if any(thread.name == NAME for thread in threading.enumerate()):
         return
     folder = os.environ.get(slice_requests.VARIABLE)

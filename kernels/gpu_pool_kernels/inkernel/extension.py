@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 #: The variables of ``caps``, which is loaded only where one of them is set.
 LIMIT_VARIABLES = ("GPU_POOL_TORCH_FRACTION", "GPU_POOL_TENSORFLOW_MIB")
-#: The variable of ``burst``, which is loaded only where it is set.
+#: Set where the slice has a limit above what is granted: ``burst`` is loaded only there.
 BURST_VARIABLE = "GPU_POOL_LIMIT_MIB"
 #: What this kernel's user is to read below the first cell.
 NOTICE_VARIABLE = "GPU_POOL_NOTICE"
@@ -22,8 +22,7 @@ def load(shell: object) -> None:
     shell.register_magic_function(gpu, magic_kind="line")  # type: ignore[attr-defined]
     shell.events.register("post_run_cell", explain_failure)  # type: ignore[attr-defined]
     forget_arguments()
-    limit_frameworks()
-    follow_burst()
+    follow_environment()
     tell(shell, os.environ.pop(NOTICE_VARIABLE, ""))
 
 
@@ -33,6 +32,20 @@ def limit_frameworks() -> None:
         from . import caps
 
         caps.watch()
+
+
+def follow_environment() -> None:
+    """Let the frameworks have the limits that the variables of the slice say now."""
+    limit_frameworks()
+    follow_burst()
+
+
+def take_changes(changed: "dict[str, list[str | None]]") -> None:
+    """Change variables of the slice, as whoever launched this kernel says."""
+    from . import slice_requests
+
+    slice_requests.apply(changed)
+    follow_burst()
 
 
 def follow_burst() -> None:
@@ -48,7 +61,7 @@ def size_changes() -> "slice_requests.SizeChanges":
     """Return what this kernel has asked for by ``%gpu use``."""
     from . import slice_requests
 
-    return slice_requests.SizeChanges(limit_frameworks)
+    return slice_requests.SizeChanges(follow_environment)
 
 
 def tell(shell: object, notice: str) -> None:
