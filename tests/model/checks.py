@@ -26,6 +26,7 @@ class Checks(Driving):
         self.settle()
         self.the_pool_is_as_it_should_be()
         self.nothing_is_granted_twice()
+        self.nothing_is_lent_twice()
         self.nobody_waits_for_what_is_free_and_theirs()
         self.every_lease_ends_once_and_for_one_reason()
         self.the_history_adds_up_to_what_was_used()
@@ -69,6 +70,13 @@ class Checks(Driving):
             assert status.held_contexts == sum(part.contexts for part in parts)
             assert status.device.contexts is None or status.held_contexts <= status.device.contexts
             assert not status.device.one_size or len({(p.milli, p.memory_mib) for p in parts}) <= 1
+
+    def nothing_is_lent_twice(self) -> None:
+        """See that what is granted and what is lent on top of it are no more than there is."""
+        for status in self.status.devices:
+            parts = [part for lease in self.status.leases for part in lease.slices]
+            here = [part.allowed_mib for part in parts if part.device.uuid == status.device.uuid]
+            assert sum(here) <= status.device.memory_mib
 
     def nobody_waits_for_what_is_free_and_theirs(self) -> None:
         reserved = dict(self.ground.rows("SELECT number, reserved FROM lease WHERE turn IS NOT NULL"))
