@@ -29,6 +29,10 @@ export type SliceState =
 
 export interface IMemory {
   granted_mib: number;
+  /** What may be used now, with what is lent on top; null where that is what is granted, as in older servers. */
+  allowed_mib?: number | null;
+  /** The most that ever may be. */
+  limit_mib?: number | null;
   /** null where it cannot be measured. */
   used_mib: number | null;
   strength: Strength;

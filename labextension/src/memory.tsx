@@ -18,7 +18,8 @@ interface IProps {
 /** The memory of the last ten minutes; nothing where it is not measured. */
 export function MemoryPlot({ slice, slices, trans }: IProps): JSX.Element | null {
   const [samples, setSamples] = React.useState<Sample[]>([]);
-  const { granted_mib: granted = 0, used_mib: used = null } = slice.memory ?? {};
+  const { granted_mib, allowed_mib, used_mib: used = null } = slice.memory ?? {};
+  const granted = allowed_mib ?? granted_mib ?? 0;
   const now = slices.now();
   const isMeasured = used !== null;
   React.useEffect(() => {

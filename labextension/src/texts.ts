@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { ISlice, Strength } from './contract';
+import { IMemory, ISlice, Strength } from './contract';
 
 export type Words = Pick<TranslationBundle, '__' | '_n'>;
 
@@ -83,6 +83,15 @@ export function memory(used: number | null, granted: number, trans: Words): stri
     return used === null ? trans.__('%1 MiB', all) : trans.__('%1 of %2 MiB', has, all);
   }
   return used === null ? trans.__('%1 GiB', all) : trans.__('%1 of %2 GiB', has, all);
+}
+
+/** "512 of 655 MiB, now up to 2 GiB": what is granted, and what is lent on top of it now. */
+export function memoryNow(slice: IMemory, trans: Words): string {
+  const granted = memory(slice.used_mib, slice.granted_mib, trans);
+  const allowed = slice.allowed_mib ?? null;
+  return allowed === null
+    ? granted
+    : trans.__('%1, now up to %2', granted, memory(null, allowed, trans));
 }
 
 function trim(number: string): string {
@@ -167,7 +176,8 @@ function held(slice: ISlice, now: number, trans: Words): string {
     return trans.__('%1 · asked back', size);
   }
   const { used_mib, granted_mib } = slice.memory ?? { used_mib: null, granted_mib: 0 };
-  return granted_mib ? trans.__('%1 · %2', size, memory(used_mib, granted_mib, trans)) : size;
+  const allowed = slice.memory?.allowed_mib ?? granted_mib;
+  return granted_mib ? trans.__('%1 · %2', size, memory(used_mib, allowed, trans)) : size;
 }
 
 /** Whether the person should do something now. */
@@ -183,7 +193,8 @@ export function needsAction(slice: ISlice, now: number): boolean {
 
 function isNearlyFull(slice: ISlice): boolean {
   const { used_mib, granted_mib } = slice.memory ?? { used_mib: null, granted_mib: 0 };
-  return granted_mib > 0 && (used_mib ?? 0) >= NEARLY_FULL * granted_mib;
+  const allowed = slice.memory?.allowed_mib ?? granted_mib;
+  return granted_mib > 0 && (used_mib ?? 0) >= NEARLY_FULL * allowed;
 }
 
 /**
@@ -270,8 +281,8 @@ export function rows(slice: ISlice, now: number, trans: Words): IRow[] {
     row(trans.__('Device'), devices(slice, trans));
   }
   if (slice.memory?.granted_mib) {
-    const { used_mib, granted_mib, strength, by } = slice.memory;
-    row(trans.__('Memory'), memory(used_mib, granted_mib, trans));
+    const { strength, by } = slice.memory;
+    row(trans.__('Memory'), memoryNow(slice.memory, trans));
     row(trans.__('Memory limit'), firmness(strength, by, trans));
   }
   if (slice.compute?.share) {

@@ -114,10 +114,18 @@ table<ISlice>('a colour only where somebody should act', each => texts.needsActi
   [slice({ gives_way: true }), false],
   [slice({ memory: full }), true],
   [slice({ memory: { ...full, used_mib: 622 } }), false],
+  [slice({ memory: { ...full, allowed_mib: 2048, limit_mib: 3276 } }), false],
   [slice({ state: 'none' }), false],
   [slice({ state: 'none', end_reason: 'revoked' }), true],
   [slice({ state: 'none', message: 'It gave up.' }), true]
 ]);
+
+test('what is lent on top is told beside what is granted', () => {
+  const lent = { ...full, allowed_mib: 2048, limit_mib: 3276 };
+  assert.equal(texts.memoryNow(lent, trans), '623 of 655 MiB, now up to 2 GiB');
+  assert.equal(texts.memoryNow({ ...lent, used_mib: null }, trans), '655 MiB, now up to 2 GiB');
+  assert.equal(texts.memoryNow(full, trans), '623 of 655 MiB');
+});
 
 const said = (given: ISlice | null): string => texts.announcement(given, NOW, trans);
 

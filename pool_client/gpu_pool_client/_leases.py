@@ -418,8 +418,9 @@ class Lease:
     def describe_limits(self) -> str:
         """Say in one line what is granted and what is enforced."""
         share = format_share(self.slices[0].milli) if self.slices else "nothing"
+        lent = f", now up to {self.allowed_mib} MiB" if self.limit_mib else ""
         return (
-            f"memory: {self.memory_mib} MiB, {self.enforcement.memory}; "
+            f"memory: {self.memory_mib} MiB{lent}, {self.enforcement.memory}; "
             f"compute: {share}, {self.enforcement.compute}"
         )
 

@@ -59,7 +59,12 @@ def granted(lease: Lease) -> str:
     labels = " and ".join(dict.fromkeys(part.device.label for part in lease.slices))
     size = f"{lease.request.size} whole" if lease.request.whole_devices else f"{lease.request.size} of"
     each = " each" if len(lease.slices) > 1 else ""
-    return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}"
+    return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}{_lent(lease)}"
+
+
+def _lent(held: Lease | Slice) -> str:
+    """Say how much memory may be used now where more may be than is granted: ``, now up to 2GiB``."""
+    return f", now up to {format_memory(held.allowed_mib)}" if held.limit_mib else ""
 
 
 def at_most(lease: Lease, now: float) -> str:
@@ -124,7 +129,7 @@ def holding_rows(status: PoolStatus, now: float) -> list[list[str]]:
         [
             str(device.device.index),
             part.share,
-            format_memory(part.memory_mib),
+            f"{format_memory(part.memory_mib)}{_lent(part)}",
             holder(lease.holder),
             safe(lease.holder.kernel or "-"),
             str(lease.process.pid) if lease.process else "-",
@@ -151,7 +156,7 @@ def lease_row(lease: Lease, now: float) -> list[str]:
         f"{ordinal(lease.position)} in the queue" if is_waiting and lease.position else state,
         safe(str(lease.request)),
         _devices(lease),
-        format_memory(lease.memory_mib) if lease.slices else "-",
+        f"{format_memory(lease.memory_mib)}{_lent(lease)}" if lease.slices else "-",
         _limits(lease.enforcement) if lease.slices else "-",
         holder(lease.holder),
         safe(lease.holder.kernel or "-"),
@@ -174,7 +179,7 @@ def slice_lines(lease: Lease, used: dict[str, int], now: float) -> list[tuple[st
     """Describe one held lease as (label, text); ``used`` is MiB in use by device uuid, where known."""
     return [
         ("Slice", granted(lease)),
-        *(("GPU", _memory(part.device, part.memory_mib, used)) for part in lease.slices),
+        *(("GPU", _memory(part, used)) for part in lease.slices),
         ("Memory limit", str(lease.enforcement.memory)),
         ("Compute limit", str(lease.enforcement.compute)),
         ("Held for", held_for(lease, now)),
@@ -197,9 +202,12 @@ def held_for(lease: Lease, now: float) -> str:
     return "-" if lease.held_at is None else format_duration(now - lease.held_at)
 
 
-def _memory(device: Device, granted_mib: int, used: dict[str, int]) -> str:
+def _memory(part: Slice, used: dict[str, int]) -> str:
+    device = part.device
     use = f"{format_memory(used[device.uuid])} used" if device.uuid in used else "use not known"
-    return f"{device.index}: {safe(device.label)}, {format_memory(granted_mib)} granted, {use}"
+    return (
+        f"{device.index}: {safe(device.label)}, {format_memory(part.memory_mib)} granted{_lent(part)}, {use}"
+    )
 
 
 def _devices(lease: Lease) -> str:

@@ -114,6 +114,7 @@ def _limits(lease: Lease | None, activity: Activity | None, phase: SlicePhase) -
     return {
         "memory": {
             "granted_mib": sum(part.memory_mib for part in lease.slices) if lease is not None and held else 0,
+            **_lent(lease if held else None),
             "used_mib": activity.memory_mib if activity is not None and held else None,
             "strength": memory.strength.value if memory is not None else "none",
             "by": memory.by if memory is not None else "",
@@ -123,6 +124,16 @@ def _limits(lease: Lease | None, activity: Activity | None, phase: SlicePhase) -
             "strength": compute.strength.value if compute is not None else "none",
             "by": compute.by if compute is not None else "",
         },
+    }
+
+
+def _lent(lease: Lease | None) -> dict[str, Any]:
+    """Return what may be used now, and the most that ever may, where that is more than what is granted."""
+    if lease is None or not lease.limit_mib:
+        return {"allowed_mib": None, "limit_mib": None}
+    return {
+        "allowed_mib": sum(part.allowed_mib for part in lease.slices),
+        "limit_mib": sum(part.limit_mib for part in lease.slices),
     }
 
 

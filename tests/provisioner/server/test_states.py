@@ -34,6 +34,8 @@ async def test_a_page_sees_a_kernel_wait_get_its_slice_and_go(
         assert now["devices"] == [{"name": "V100-SXM2-32GB", "simulated": True}]
         assert now["memory"] == {
             "granted_mib": 655,
+            "allowed_mib": None,
+            "limit_mib": None,
             "used_mib": None,
             "strength": "none",
             "by": "accounting only",

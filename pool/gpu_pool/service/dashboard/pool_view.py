@@ -106,7 +106,8 @@ def size_text(lease: Lease) -> str:
     if not lease.slices:
         return lease.request.named
     each = " on each" if len(lease.slices) > 1 else ""
-    return f"{lease.slices[0].share}, {memory(lease.memory_mib)}{each}"
+    lent = f", now up to {memory(lease.allowed_mib)}" if lease.limit_mib else ""
+    return f"{lease.slices[0].share}, {memory(lease.memory_mib)}{each}{lent}"
 
 
 def request_text(request: str) -> str:
