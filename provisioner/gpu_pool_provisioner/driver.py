@@ -518,8 +518,14 @@ class SessionDriver:
 
     def _show_lent(self, lease: Lease) -> None:
         told, pipe = self.on_slice, self.resize_requests
-        if told is not None and pipe is not None and pipe.tells_changes:
-            pipe.tell(told.change(lease))
+        if told is None or pipe is None or not told.takes_changes:
+            return
+        changed = told.change(lease)
+        if pipe.tells_changes:
+            pipe.tell(changed)
+        elif changed:  # it has got its limit while a cell ran, and listens once that has ended
+            self.let_follow(lease)
+            self._do.change(changed)
 
     def _pass_on(self, tell: str) -> None:
         assert self._do.run is not None

@@ -102,6 +102,11 @@ class KernelWork:
             visible = {name: environment[name] for name in _NAMING if name in environment}
             self.run.relay.run_silently(_VISIBLE.format(visible))
 
+    def change(self, changed: Mapping[str, tuple[str | None, str | None]]) -> None:
+        """Change variables of a Python kernel, once the cell that runs has ended."""
+        if self.run is not None:
+            self.run.relay.run_silently(_CHANGE.format(dict(changed)))
+
     def let_go(self) -> None:
         """Close the connection to a kernel that has ended, and remove where it listened. May be repeated."""
         if self.run is not None:
@@ -219,7 +224,7 @@ class KernelWork:
         except GpuPoolError as error:
             return events.Resized(SizeChange(False, False, "", error))
         if answer.get("variables"):
-            relay.run_silently(_CHANGE.format(dict(answer["variables"])))
+            self.change(answer["variables"])
         at_restart = self._driver.session.pending is not None
         return events.Resized(SizeChange(bool(answer["granted"]), at_restart, answer["message"]))
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool_client._background import in_background
 from support.frameworks import write_torch
 from support.frontend import Frontend, frontend
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers
+from support.pools import until
 from support.warm_kernels import start, until_ready
 
 #: 10% of 32 GiB, less what CUDA and its libraries take; and the same of 2%.
@@ -96,4 +98,22 @@ async def test_a_kernel_that_has_begun_to_use_the_gpu_follows_from_when_it_gets_
         told = await printed(page, "%gpu use 2%..10%")
         assert told.startswith("This kernel now has 2%")
         assert "restarted" not in told
+        await is_followed(jupyter_env, page)
+
+
+async def test_a_kernel_that_gets_a_limit_while_a_cell_runs_follows_when_that_has_ended(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    km = manager(install(jupyter_env, tmp_path, "2%"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await printed(page, "import torch; torch.cuda.init()")
+        ends = tmp_path / "ends"
+        waits = f"while not os.path.exists({str(ends)!r}): time.sleep(0.01)"
+        cell = page.run(f"import os, time; print('runs', flush=True)\n{waits}")
+        await until(lambda: cell.outputs)
+        resized = await in_background(km.provisioner._driver.resize("2%..10%"))
+        assert resized.granted
+        ends.touch()
+        await cell.done()
         await is_followed(jupyter_env, page)

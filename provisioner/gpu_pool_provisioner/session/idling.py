@@ -55,7 +55,8 @@ class Idling:
     #: does not. And whether it is followed since then whether somebody asks.
     gives_way_since: float | None = None
     is_followed: bool = False
-    #: Whether memory may be lent on top of its slice, and how much was when it was last looked, by device.
+    #: Whether memory may be lent on top of its slice, and how much was when it was last looked, by device;
+    #: nothing before the first look: what its kernel knows may be of before it was parked.
     borrows: bool = False
     lent: tuple[int, ...] = ()
 
@@ -117,11 +118,11 @@ def begun(lease: Lease, now: float) -> Idling:
     """Return what is known of a kernel that has just got the slice of a lease."""
     terms, borrows = lease.terms, bool(lease.limit_mib)
     look_at = now if terms.has_limits or borrows else _first_look(terms, now)
-    return Idling(terms, now, look_at, borrows=borrows, lent=_lent(lease))
+    return Idling(terms, now, look_at, borrows=borrows)
 
 
 def _lent(lease: Lease) -> tuple[int, ...]:
-    return tuple(part.burst_mib for part in lease.slices)
+    return tuple(part.burst_mib for part in lease.slices) if lease.limit_mib else ()
 
 
 def _first_look(terms: Terms, now: float) -> float | None:

@@ -37,10 +37,12 @@ def shown(session: Session, lease: Lease, *, busy: bool) -> tuple[Session, list[
 
 @pytest.mark.parametrize("busy", [True, False])
 def test_what_is_lent_is_shown_when_it_changes_and_then_no_more(busy: bool) -> None:
-    session, effect = shown(running(lent(0)), lent(1_000), busy=busy)
-    assert effect == [effects.ShowLent(lent(1_000))]
+    session, effect = shown(running(lent(1_000)), lent(1_000), busy=busy)
+    assert effect == [effects.ShowLent(lent(1_000))], "its kernel may know what was before it was parked"
     session, effect = shown(session, lent(1_000), busy=busy)
     assert effect == []
+    _, effect = shown(session, HELD, busy=busy)
+    assert effect == [effects.ShowLent(HELD)], "it has no limit any more"
     _, effect = shown(session, lent(200), busy=busy)
     assert effect == [effects.ShowLent(lent(200))]
 
