@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -283,6 +283,19 @@ class Failure:
     image: str
 
 
+def memory_on_top(parts: Sequence[Slice], write: Callable[[int], str]) -> str:
+    """Say how much memory may be used of each device where that may be more than is granted; else nothing.
+
+    Such as ``, now up to 2GiB``; ``write`` writes an amount in MiB. On a node of a cluster the limit is said,
+    since what is free there at any moment is known to who places pods.
+    """
+    if not parts or not all(part.limit_mib for part in parts):
+        return ""
+    if parts[0].device.node:
+        return f", up to {write(min(part.limit_mib for part in parts))}"
+    return f", now up to {write(min(part.allowed_mib for part in parts))}"
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A request and its fate, as it was when the pool answered."""
@@ -418,7 +431,7 @@ class Lease:
     def describe_limits(self) -> str:
         """Say in one line what is granted and what is enforced."""
         share = format_share(self.slices[0].milli) if self.slices else "nothing"
-        lent = f", now up to {self.allowed_mib} MiB" if self.limit_mib else ""
+        lent = memory_on_top(self.slices, lambda mib: f"{mib} MiB")
         return (
             f"memory: {self.memory_mib} MiB{lent}, {self.enforcement.memory}; "
             f"compute: {share}, {self.enforcement.compute}"

@@ -28,7 +28,7 @@ from gpu_pool_client import (
     format_share,
 )
 from gpu_pool_client._home import why_homeless
-from gpu_pool_client._leases import why_over
+from gpu_pool_client._leases import memory_on_top, why_over
 
 #: Longest text of unknown origin in a cell.
 MAX_CELL = 60
@@ -59,12 +59,8 @@ def granted(lease: Lease) -> str:
     labels = " and ".join(dict.fromkeys(part.device.label for part in lease.slices))
     size = f"{lease.request.size} whole" if lease.request.whole_devices else f"{lease.request.size} of"
     each = " each" if len(lease.slices) > 1 else ""
-    return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}{_lent(lease)}"
-
-
-def _lent(held: Lease | Slice) -> str:
-    """Say how much memory may be used now where more may be than is granted: ``, now up to 2GiB``."""
-    return f", now up to {format_memory(held.allowed_mib)}" if held.limit_mib else ""
+    lent = memory_on_top(lease.slices, format_memory)
+    return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}{lent}"
 
 
 def at_most(lease: Lease, now: float) -> str:
@@ -129,7 +125,7 @@ def holding_rows(status: PoolStatus, now: float) -> list[list[str]]:
         [
             str(device.device.index),
             part.share,
-            f"{format_memory(part.memory_mib)}{_lent(part)}",
+            f"{format_memory(part.memory_mib)}{memory_on_top([part], format_memory)}",
             holder(lease.holder),
             safe(lease.holder.kernel or "-"),
             str(lease.process.pid) if lease.process else "-",
@@ -156,7 +152,9 @@ def lease_row(lease: Lease, now: float) -> list[str]:
         f"{ordinal(lease.position)} in the queue" if is_waiting and lease.position else state,
         safe(str(lease.request)),
         _devices(lease),
-        f"{format_memory(lease.memory_mib)}{_lent(lease)}" if lease.slices else "-",
+        f"{format_memory(lease.memory_mib)}{memory_on_top(lease.slices, format_memory)}"
+        if lease.slices
+        else "-",
         _limits(lease.enforcement) if lease.slices else "-",
         holder(lease.holder),
         safe(lease.holder.kernel or "-"),
@@ -205,9 +203,8 @@ def held_for(lease: Lease, now: float) -> str:
 def _memory(part: Slice, used: dict[str, int]) -> str:
     device = part.device
     use = f"{format_memory(used[device.uuid])} used" if device.uuid in used else "use not known"
-    return (
-        f"{device.index}: {safe(device.label)}, {format_memory(part.memory_mib)} granted{_lent(part)}, {use}"
-    )
+    granted = f"{format_memory(part.memory_mib)} granted{memory_on_top([part], format_memory)}"
+    return f"{device.index}: {safe(device.label)}, {granted}, {use}"
 
 
 def _devices(lease: Lease) -> str:

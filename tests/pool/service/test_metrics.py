@@ -30,6 +30,7 @@ from support.users import SOMEBODY, Users
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "monitoring"
 GIB = 1024**3
+MIB = 1024**2
 
 
 class Numbers:
@@ -103,6 +104,15 @@ async def test_courses_have_leases_memory_and_a_line(numbers: Numbers) -> None:
     assert await numbers.value("gpu_pool_queue_length", course="ml") == 0
     assert await numbers.value("gpu_pool_queue_wanted_share") == 2
     assert 0 < await numbers.value("gpu_pool_queue_longest_wait_seconds") < 60
+
+
+async def test_what_is_lent_on_top_is_told_by_course(numbers: Numbers) -> None:
+    await numbers.take("2%..50%")
+    await numbers.take("10%", "nlp")
+    await numbers.pool.core.reconciler.once()
+    assert await numbers.value("gpu_pool_burst_memory_bytes", course="ml") == (16384 - 655) * MIB
+    assert await numbers.value("gpu_pool_burst_memory_bytes", course="nlp") == 0
+    assert await numbers.value("gpu_pool_held_memory_bytes", course="ml") == 655 * MIB
 
 
 async def test_nobody_multiplies_labels(numbers: Numbers) -> None:

@@ -27,6 +27,7 @@ from gpu_pool_client import (
     format_share,
     parse_request,
 )
+from gpu_pool_client._leases import memory_on_top
 
 #: The colours and patterns that the style sheet and the page's definitions know.
 HUES: Final = 8
@@ -106,8 +107,7 @@ def size_text(lease: Lease) -> str:
     if not lease.slices:
         return lease.request.named
     each = " on each" if len(lease.slices) > 1 else ""
-    lent = f", now up to {memory(lease.allowed_mib)}" if lease.limit_mib else ""
-    return f"{lease.slices[0].share}, {memory(lease.memory_mib)}{each}{lent}"
+    return f"{lease.slices[0].share}, {memory(lease.memory_mib)}{each}{memory_on_top(lease.slices, memory)}"
 
 
 def request_text(request: str) -> str:
