@@ -203,7 +203,7 @@ class Enforcer:
 
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
-        lease = _without_effect(self._isolation.state(lease))
+        lease = _without_effect(self._isolation.state(lease), self.lends)
         if self._settings.device_names == INDEX and lease.state is LeaseState.HELD:
             lease = with_indices(lease, self._isolation)
         if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
@@ -356,9 +356,10 @@ def _kept_here(lease: Lease) -> bool:
     return lease.holder.process == Process.current()
 
 
-def _without_effect(lease: Lease) -> Lease:
-    """Say so where a limit above the guarantee changes nothing: on MIG instances, say."""
-    if not (lease.slices and lease.request.has_limit) or all(part.limit_mib for part in lease.slices):
+def _without_effect(lease: Lease, lends: Callable[[Device], bool]) -> Lease:
+    """Say so where a limit above the guarantee changes nothing: on MIG instances, say, and under MPS."""
+    have_effect = all(part.limit_mib and lends(part.device) for part in lease.slices)
+    if have_effect or not (lease.slices and lease.request.has_limit):
         return lease
     memory = lease.enforcement.memory
     memory = replace(memory, by=f"{memory.by}; the limit above it changes nothing here")

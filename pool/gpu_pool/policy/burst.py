@@ -52,7 +52,7 @@ def lend(free_mib: int, borrowers: Sequence[Borrower]) -> Mapping[int, int]:
     Parameters
     ----------
     free_mib
-        What of the device's memory is granted to nobody, and used by nobody else.
+        What of the device's memory is granted to nobody, and not counted for others either.
     borrowers
         All leases there that have a limit.
     """

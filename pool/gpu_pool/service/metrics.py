@@ -308,7 +308,8 @@ class _Now:
             course = course_of(lease.holder.course, self._known)
             leases[course, lease.state.value] += 1
             memory[course] += sum(part.memory_mib for part in lease.slices) * _MIB
-            lent[course] += sum(part.burst_mib for part in lease.slices) * _MIB
+            # On a node of a cluster it is not the pool that lends.
+            lent[course] += sum(part.burst_mib for part in lease.slices if not part.device.node) * _MIB
             milli[course] += sum(part.milli for part in lease.slices)
         living = GaugeMetricFamily("gpu_pool_leases", "Leases held or parked.", labels=["course", "state"])
         for (course, state), number in sorted(leases.items()):

@@ -104,6 +104,19 @@ async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_h
         assert tier.told[4:] == ["close 50%"]
 
 
+async def test_where_something_firm_holds_slices_nothing_is_lent_and_that_is_said(tmp_path: Path) -> None:
+    class Firm(Recorder):
+        def adapt(self, device: Device) -> Device:
+            return device
+
+    async with pool(tmp_path / "store.db", Firm()) as opened:
+        lease = await opened.request(parse_request("2%..10%"), ME, key())
+        await opened.core.reconciler.once()
+        found = await opened.get_lease(lease.id)
+        assert [(part.limit_mib, part.burst_mib) for part in found.slices] == [(3276, 0)]
+        assert "hard (recorder; the limit above it changes nothing here)" in found.describe_limits()
+
+
 async def test_a_request_that_is_cancelled_while_its_slice_is_opened_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
