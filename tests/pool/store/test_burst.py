@@ -163,6 +163,19 @@ async def test_of_several_processes_on_one_store_one_lends(tmp_path: Path) -> No
         await second.close()
 
 
+async def test_a_service_that_owns_the_devices_lends_as_well(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path / "store.db", SETTINGS, lambda: Inventory((V100,), "test"), owner=True)
+    pool = GpuPool(PoolCore(tmp_path / "store.db", backend, SETTINGS))
+    try:
+        await pool.core.open()
+        await take(pool, "2%..10%", "a")
+        assert await bursts(pool) == [2621]
+        await take(pool, "95%", "b")
+        assert await bursts(pool) == [32768 - 655 - 31129, 0]
+    finally:
+        await pool.close()
+
+
 @pytest.mark.parametrize("firm", ["one size", "a MIG instance"])
 async def test_nothing_is_lent_where_something_firmer_holds_each_slice(tmp_path: Path, firm: str) -> None:
     facts: dict[str, object] = {"one_size": True} if firm == "one size" else {"mig_profile": "1g.5gb"}
