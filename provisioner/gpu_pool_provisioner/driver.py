@@ -513,8 +513,7 @@ class SessionDriver:
         """Let the kernel that runs hear of what it is lent, if its lease has got a limit only now."""
         pipe = self.resize_requests
         if pipe is not None and lease.limit_mib and not pipe.tells_changes:
-            with suppress(OSError):  # it has what is granted
-                pipe.open_changes()
+            pipe.open_changes()
 
     def _show_lent(self, lease: Lease) -> None:
         told, pipe = self.on_slice, self.resize_requests

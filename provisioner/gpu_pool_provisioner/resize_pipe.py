@@ -76,16 +76,19 @@ class ResizeRequests:
     def open_changes(self) -> None:
         """Let the kernel that is launched next hear of changes; what an earlier one has not read is gone.
 
-        Raises ``OSError``.
+        Where that cannot be, it has what it was told at its start.
         """
         path = self._folder / CHANGES
-        if not self._changes:
-            os.mkfifo(path, 0o600)
-            # For reading as well, so that it can be written to before the kernel reads, and when it does not.
-            self._changes.append(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-        with suppress(BlockingIOError):
-            while True:
-                os.read(self._changes[0], _MOST)
+        try:
+            if not self._changes:
+                os.mkfifo(path, 0o600)
+                # For reading as well, so that it can be written to before the kernel reads.
+                self._changes.append(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            with suppress(BlockingIOError):
+                while True:
+                    os.read(self._changes[0], _MOST)
+        except OSError as error:  # the folder is the user's, too
+            get_logger().warning("A kernel will not hear what its slice may use: %s", error)
 
     @property
     def tells_changes(self) -> bool:
