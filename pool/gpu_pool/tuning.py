@@ -34,6 +34,8 @@ class Tuning:
     # -- Moving device memory to host memory
     #: How long the driver may take beside copying.
     driver_within: int = 30
+    #: How long what calls the driver stays without having anything to do.
+    driver_idle: float = 300.0
     #: Milliseconds in which a process must finish what it has submitted to its device.
     driver_lock_ms: int = 5_000
     #: How long to wait until those who had the memory meanwhile have let go of it.

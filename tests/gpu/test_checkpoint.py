@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pynvml
@@ -51,11 +51,11 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def pool(device: Device, seen: None, tmp_path: Path) -> Checkpoint:
-    pool = Checkpoint(tmp_path, PoolSettings(checkpoint=True))
-    if why := pool.unavailable(device, "accounting"):
-        pytest.skip(f"CUDA checkpoint is not to be had here: {why}")
-    return pool
+def pool(device: Device, seen: None, tmp_path: Path) -> Iterator[Checkpoint]:
+    with closing(Checkpoint(tmp_path, PoolSettings(checkpoint=True))) as pool:
+        if why := pool.unavailable(device, "accounting"):
+            pytest.skip(f"CUDA checkpoint is not to be had here: {why}")
+        yield pool
 
 
 @contextmanager
@@ -92,13 +92,13 @@ def free() -> int:
 
 
 @pytest.mark.parametrize("kind", ["torch", "driver"])
-def test_memory_is_free_for_another_and_comes_back(kind: str, pool: Checkpoint) -> None:
+def test_memory_is_free_for_another_and_comes_back(kind: str, pool: Checkpoint, device: Device) -> None:
     if kind == "torch" and importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     code = TORCH if kind == "torch" else DRIVER
     with holding(code) as process:
         before, held = asked(process), free()
-        assert pool.suspend("lease", [process.pid]).host_mib >= 1024
+        assert pool.suspend("lease", [process.pid], device.uuid).host_mib >= 1024
         assert free() - held >= GIB
         with holding(code) as another:
             assert asked(another) == before
@@ -106,7 +106,9 @@ def test_memory_is_free_for_another_and_comes_back(kind: str, pool: Checkpoint) 
         assert asked(process) == before
 
 
-def test_what_was_forked_after_cuda_was_used_is_found_before_it_is_tried(pool: Checkpoint) -> None:
+def test_what_was_forked_after_cuda_was_used_is_found_before_it_is_tried(
+    pool: Checkpoint, device: Device
+) -> None:
     """A worker of a DataLoader is such a process: it has the GPU open, and computes nothing there."""
     fork = "if os.fork() == 0:\n    time.sleep(600)\nprint"
     forking = DRIVER.replace("print", fork, 1).replace("import ctypes, sys", "import ctypes, os, sys, time")
@@ -115,18 +117,18 @@ def test_what_was_forked_after_cuda_was_used_is_found_before_it_is_tried(pool: C
         try:
             assert len(users) == 2
             with pytest.raises(NotSuspended, match="forked after CUDA was used"):
-                pool.suspend("lease", users)
+                pool.suspend("lease", users, device.uuid)
             assert asked(process) == before
         finally:
             for pid in users:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_several_processes_are_moved_together_or_none_of_them(pool: Checkpoint) -> None:
+def test_several_processes_are_moved_together_or_none_of_them(pool: Checkpoint, device: Device) -> None:
     with holding(DRIVER) as one, holding(DRIVER) as other:
         before = asked(one), asked(other)
         try:
-            pool.suspend("lease", [one.pid, other.pid])
+            pool.suspend("lease", [one.pid, other.pid], device.uuid)
             pool.restore("lease")
         except NotSuspended:
             pass
@@ -136,28 +138,27 @@ def test_several_processes_are_moved_together_or_none_of_them(pool: Checkpoint) 
 def test_by_itself_one_process_is_moved_and_several_are_not(
     pool: Checkpoint, device: Device, tmp_path: Path
 ) -> None:
-    by_itself = Checkpoint(tmp_path, PoolSettings())
-    if why := by_itself.unavailable(device, "accounting"):
-        pytest.skip(f"it is not done by itself here: {why}")
-    with holding(DRIVER) as one, holding(DRIVER) as other:
+    with closing(Checkpoint(tmp_path, PoolSettings())) as by_itself, holding(DRIVER) as one:
+        if why := by_itself.unavailable(device, "accounting"):
+            pytest.skip(f"it is not done by itself here: {why}")
         before = asked(one)
-        with pytest.raises(NotSuspended, match="may share memory"):
-            by_itself.suspend("lease", [one.pid, other.pid])
-        by_itself.suspend("lease", [one.pid])
+        with holding(DRIVER) as other, pytest.raises(NotSuspended, match="may share memory"):
+            by_itself.suspend("lease", [one.pid, other.pid], device.uuid)
+        by_itself.suspend("lease", [one.pid], device.uuid)
         by_itself.restore("lease")
         assert asked(one) == before
 
 
-def test_a_suspended_process_can_be_killed(pool: Checkpoint) -> None:
+def test_a_suspended_process_can_be_killed(pool: Checkpoint, device: Device) -> None:
     with holding(DRIVER) as process:
-        pool.suspend("lease", [process.pid])
+        pool.suspend("lease", [process.pid], device.uuid)
         process.kill()
         process.wait(30)
     assert pool.recover({"lease": LeaseState.PARKED}) == {}
     assert pool.suspended() == []
 
 
-def test_managed_memory_is_never_silently_broken(pool: Checkpoint) -> None:
+def test_managed_memory_is_never_silently_broken(pool: Checkpoint, device: Device) -> None:
     """The driver may refuse it, break the process, or be new enough to do it: each is told truly."""
     managed = DRIVER.replace(
         "cuMemAlloc_v2(ctypes.byref(held), ctypes.c_size_t(1 << 30))",
@@ -167,7 +168,7 @@ def test_managed_memory_is_never_silently_broken(pool: Checkpoint) -> None:
     with holding(managed) as process:
         before = asked(process)
         try:
-            pool.suspend("lease", [process.pid])
+            pool.suspend("lease", [process.pid], device.uuid)
             pool.restore("lease")
         except NotSuspended:
             pass

@@ -19,4 +19,4 @@ def test_a_process_that_calls_itself_ours_is_not_moved(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: OTHER)
     with disguised(name, STUDENT) as process, pytest.raises(NotSuspended, match="belongs to another user"):
-        Checkpoint(tmp_path, PoolSettings(checkpoint=True)).suspend("l1", [process.pid])
+        Checkpoint(tmp_path, PoolSettings(checkpoint=True)).suspend("l1", [process.pid], "GPU-1")

@@ -25,7 +25,7 @@ def check_checkpoint(session: CommandSession) -> Iterator[Check]:
     """
     # Imported here because health, which is asked often, does not need it.
     from gpu_pool.devices import discover
-    from gpu_pool.enforcement.checkpoint import Checkpoint, CheckpointProbe, folder_beside
+    from gpu_pool.enforcement.checkpoint import Checkpoint, CheckpointProbe, DriverWorkers, folder_beside
     from gpu_pool.settings import load_settings
 
     try:
@@ -42,11 +42,13 @@ def check_checkpoint(session: CommandSession) -> Iterator[Check]:
         )
         yield Check("checkpoint", "ok", text)
         return
-    probe = CheckpointProbe(settings)
+    workers = DriverWorkers(settings.tuning.driver_idle)
+    probe = CheckpointProbe(settings, workers)
     alike: defaultdict[tuple[Hindrance, ...], list[Device]] = defaultdict(list)
     for device in devices:
         tier = "mig" if device.mig_profile else settings.tier
         alike[tuple(probe.hindrances(device, tier))].append(device)
+    workers.stop()
     for found, its_devices in alike.items():
         yield from _told(found, its_devices)
     if store is not None and any(_is_done(found) for found in alike):

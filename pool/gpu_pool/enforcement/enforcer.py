@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -62,13 +61,11 @@ class ParkedMemory:
         self._folder = folder_beside(store)
         self._settings = settings
         self._isolation = isolation
-        self._worker = Worker("gpu-pool-memory")
+        self._checkpoint = Checkpoint(self._folder, settings)
+        #: By the UUID of a device: what hangs on one holds up no other.
+        self._movers: dict[str, Worker] = {}
         # One of its own: whoever asks whether it can be done does not wait for what is being moved.
         self._prober = Worker("gpu-pool-probe")
-
-    @functools.cached_property
-    def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self._folder, self._settings)
 
     async def is_movable(self, lease: Lease) -> bool:
         """Whether it can be tried to move a held lease's memory off its devices."""
@@ -80,7 +77,13 @@ class ParkedMemory:
 
     async def move_out(self, lease: Lease) -> None:
         """Take a held lease's memory off its devices. Raises ``NotAllowed`` where it stays, and ``Lost``."""
-        await self._worker.run(lambda: self._move_out(lease), _MOVE_WITHIN)
+        await self._mover(lease).run(lambda: self._move_out(lease), _MOVE_WITHIN)
+
+    def _mover(self, lease: Lease) -> Worker:
+        device = _device(lease)
+        if device not in self._movers:
+            self._movers[device] = Worker("gpu-pool-memory")
+        return self._movers[device]
 
     def _move_out(self, lease: Lease) -> None:
         process = lease.process
@@ -89,25 +92,25 @@ class ParkedMemory:
             raise _kept(why or "nothing runs on it yet")
         try:
             users = users_of(process, lease.id, self._settings.tuning.cuda_device)
-            self._checkpoint.suspend(lease.id, users)
+            self._checkpoint.suspend(lease.id, users, _device(lease))
         except NotSuspended as error:
             raise _kept(str(error)) from error
         except Broken as broken:
             raise _lost(broken) from broken
 
-    async def move_back(self, lease_id: str) -> None:
+    async def move_back(self, lease: Lease) -> None:
         """Bring back what was moved, if anything was. Raises ``Lost``, and ``PoolUnreachable``."""
-        if self.holds(lease_id):
-            await self._bring_back(lease_id)
+        if self.holds(lease.id):
+            await self._bring_back(lease)
 
     def holds(self, lease_id: str) -> bool:
         """Whether something of this lease was moved out."""
         return (self._folder / lease_id).exists()
 
-    async def _bring_back(self, lease_id: str) -> None:
+    async def _bring_back(self, lease: Lease) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(NotRestored):
-                await self._worker.run(lambda: self._move_back(lease_id), _MOVE_WITHIN)
+                await self._mover(lease).run(lambda: self._move_back(lease.id), _MOVE_WITHIN)
                 return
             await asyncio.sleep(self._settings.tuning.restored_every)
         raise PoolUnreachable(
@@ -132,9 +135,16 @@ class ParkedMemory:
         return list(broken)
 
     def stop(self) -> None:
-        """End the thread."""
-        self._worker.stop()
+        """End the threads, and what asks the driver, after what they are doing."""
+        for mover in self._movers.values():
+            mover.stop()
+        self._prober.submit(self._checkpoint.close)
         self._prober.stop()
+
+
+def _device(lease: Lease) -> str:
+    """Return the UUID of the device by which what is done to a lease's memory is put in order."""
+    return min((part.device.uuid for part in lease.slices), default="")
 
 
 def _kept(why: str) -> NotAllowed:
@@ -240,7 +250,7 @@ class Enforcer:
 
     async def restore(self, lease: Lease) -> None:
         """Move back to its devices what was moved off them, if anything was."""
-        await self._unless_lost(lease.id, self._memory.move_back(lease.id))
+        await self._unless_lost(lease.id, self._memory.move_back(lease))
 
     async def settle(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
         """Enforce no more what is not held any more; ``living`` reads what is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,8 @@ def test_how_much_host_memory_is_taken_is_told_and_noted_where_little_is_left(
     store = terminal.folder / "pool/store.db"
     settings = PoolSettings(checkpoint="on", checkpoint_host_mib=1000)
     with driver.process(950) as pid:
-        Checkpoint(folder_beside(store), settings).suspend("l1", [pid])
+        with closing(Checkpoint(folder_beside(store), settings)) as pool:
+            pool.suspend("l1", [pid], "GPU-1")
         _, (state, text, remedy) = told(terminal)
         assert (state, text.partition(": idle")[0]) == (
             "note",

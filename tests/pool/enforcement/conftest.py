@@ -8,6 +8,7 @@ import pytest
 
 from gpu_pool_client import Device
 from support import mps_stub, nvml_stub
+from support.checkpoints import MakeCheckpoint, checkpoints
 from support.cuda_stub import Driver
 from support.watchdog import WatchedPool, watched_pool
 
@@ -38,6 +39,13 @@ async def there(tmp_path: Path, nvml: Path) -> AsyncIterator[WatchedPool]:
     """Watch a pool of one V100."""
     async with watched_pool(tmp_path, nvml, Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)) as made:
         yield made
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Iterator[MakeCheckpoint]:
+    """Make what suspends processes of one pool."""
+    with checkpoints(tmp_path) as make:
+        yield make
 
 
 @pytest.fixture

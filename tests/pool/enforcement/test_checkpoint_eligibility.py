@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from gpu_pool.enforcement.checkpoint.eligibility import CheckpointFacts, Hindrance, hindrances
 from gpu_pool_client import Device
-from support.checkpoints import checkpoint
+from support.checkpoints import MakeCheckpoint
 
 H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05", context_mib=519)
 KNOWN = CheckpointFacts(H100, tier="accounting", machine="x86_64", has_bindings=True, host_mib=4096)
@@ -73,6 +72,6 @@ def test_mps_is_tried_where_the_administrator_has_seen_it() -> None:
     ],
 )
 def test_devices_where_it_does_not_work_are_refused(
-    device: Device, tier: str, why: str, tmp_path: Path
+    device: Device, tier: str, why: str, checkpoint: MakeCheckpoint
 ) -> None:
-    assert why in checkpoint(tmp_path).unavailable(device, tier)
+    assert why in checkpoint().unavailable(device, tier)

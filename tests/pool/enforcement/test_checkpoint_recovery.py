@@ -8,7 +8,7 @@ import pytest
 
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import LeaseState
-from support.checkpoints import checkpoint, records, states
+from support.checkpoints import MakeCheckpoint, records, states
 from support.cuda_stub import Driver
 from support.pools import running, until
 
@@ -18,26 +18,28 @@ LATER = Tuning(parked_within=0.0)
 
 @pytest.mark.parametrize("left", [["locked", "running"], ["checkpointed", "locked"], ["checkpointed"] * 2])
 def test_what_was_cut_off_is_brought_back(
-    driver: Driver, pids: list[int], tmp_path: Path, left: list[str]
+    driver: Driver, pids: list[int], checkpoint: MakeCheckpoint, tmp_path: Path, left: list[str]
 ) -> None:
-    checkpoint(tmp_path).suspend("l1", pids)
-    assert checkpoint(tmp_path).suspended() == ["l1"]
+    checkpoint().suspend("l1", pids, "GPU-1")
+    assert checkpoint().suspended() == ["l1"]
     for pid, state in zip(pids, left, strict=True):
         driver.set_state(pid, state)
-    assert checkpoint(tmp_path, LATER).recover({"l1": LeaseState.HELD}) == {}
+    assert checkpoint(LATER).recover({"l1": LeaseState.HELD}) == {}
     assert states(driver, pids) == ["running"] * 2
     assert records(tmp_path) == []
 
 
-def test_what_is_about_to_be_parked_is_left_alone(driver: Driver, pids: list[int], tmp_path: Path) -> None:
-    checkpoint(tmp_path).suspend("l1", pids)
-    assert checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) == {}
+def test_what_is_about_to_be_parked_is_left_alone(
+    driver: Driver, pids: list[int], checkpoint: MakeCheckpoint
+) -> None:
+    checkpoint().suspend("l1", pids, "GPU-1")
+    assert checkpoint().recover({"l1": LeaseState.HELD}) == {}
     assert states(driver, pids) == ["checkpointed"] * 2
 
 
 @pytest.mark.long
 async def test_nobody_interferes_while_the_program_of_a_killed_pool_is_at_work(
-    driver: Driver, pids: list[int], tmp_path: Path
+    driver: Driver, pids: list[int], checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     driver.scenario(f"hang checkpoint {pids[1]}")
     code = "\n".join(
@@ -48,43 +50,47 @@ async def test_nobody_interferes_while_the_program_of_a_killed_pool_is_at_work(
             "from gpu_pool.tuning import Tuning",
             "impatient = PoolSettings(checkpoint='on', tuning=Tuning(driver_within=4, driver_lock_ms=1))",
             f"pool = Checkpoint(Path({str(tmp_path / 'suspended')!r}), impatient)",
-            f"pool.suspend('l1', {pids})",
+            f"pool.suspend('l1', {pids}, 'GPU-1')",
         )
     )
     with running(code) as server:
         await until(lambda: "checkpoint" in driver.calls(pids[1]))
         server.kill()
         server.wait()
-    assert checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) == {}
+    assert checkpoint().recover({"l1": LeaseState.HELD}) == {}
     assert states(driver, pids) == ["checkpointed", "locked"]
     # The program ends itself, and with it its hold on the lease.
-    await until(lambda: checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) or not records(tmp_path))
+    await until(lambda: checkpoint().recover({"l1": LeaseState.HELD}) or not records(tmp_path))
     assert states(driver, pids) == ["running"] * 2
 
 
-def test_what_is_parked_stays_suspended(driver: Driver, pids: list[int], tmp_path: Path) -> None:
-    checkpoint(tmp_path).suspend("l1", pids)
-    assert checkpoint(tmp_path).recover({"l1": LeaseState.PARKED}) == {}
+def test_what_is_parked_stays_suspended(driver: Driver, pids: list[int], checkpoint: MakeCheckpoint) -> None:
+    checkpoint().suspend("l1", pids, "GPU-1")
+    assert checkpoint().recover({"l1": LeaseState.PARKED}) == {}
     assert states(driver, pids) == ["checkpointed"] * 2
 
 
 def test_suspended_processes_without_a_lease_are_reported(
-    driver: Driver, pids: list[int], tmp_path: Path
+    driver: Driver, pids: list[int], checkpoint: MakeCheckpoint
 ) -> None:
-    checkpoint(tmp_path).suspend("l1", pids)
-    found = checkpoint(tmp_path).recover({"l1": LeaseState.ENDED})
+    checkpoint().suspend("l1", pids, "GPU-1")
+    found = checkpoint().recover({"l1": LeaseState.ENDED})
     assert found["l1"].pids == set(pids)
 
 
-def test_processes_that_are_broken_are_reported(driver: Driver, pids: list[int], tmp_path: Path) -> None:
-    checkpoint(tmp_path).suspend("l1", pids)
+def test_processes_that_are_broken_are_reported(
+    driver: Driver, pids: list[int], checkpoint: MakeCheckpoint
+) -> None:
+    checkpoint().suspend("l1", pids, "GPU-1")
     driver.set_state(pids[0], "failed")
-    found = checkpoint(tmp_path, LATER).recover({"l1": LeaseState.HELD})
+    found = checkpoint(LATER).recover({"l1": LeaseState.HELD})
     assert found["l1"].pids == {pids[0]}
 
 
-def test_processes_that_ended_leave_nothing(driver: Driver, tmp_path: Path) -> None:
+def test_processes_that_ended_leave_nothing(
+    driver: Driver, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     with driver.process() as pid:
-        checkpoint(tmp_path).suspend("l1", [pid])
-    assert checkpoint(tmp_path).recover({"l1": LeaseState.HELD}) == {}
+        checkpoint().suspend("l1", [pid], "GPU-1")
+    assert checkpoint().recover({"l1": LeaseState.HELD}) == {}
     assert records(tmp_path) == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from support.cuda_stub import Driver
 from support.pools import ME, until
 
 H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05")
+ANOTHER = replace(H100, uuid="GPU-2", index=1)
 WHOLE = parse_request("1")
 
 
@@ -39,8 +42,10 @@ def pid(driver: Driver) -> Iterator[int]:
         yield pid
 
 
-def open_pool(folder: Path, driver: Driver, **settings: object) -> GpuPool:
-    inventory = Inventory((H100,), "test")
+def open_pool(
+    folder: Path, driver: Driver, devices: tuple[Device, ...] = (H100,), **settings: object
+) -> GpuPool:
+    inventory = Inventory(devices, "test")
     tuning = Tuning(cuda_device=str(driver.uvm), memory_free_within=0, restored_every=0.0)
     return local_pool(folder / "store.db", PoolSettings(tuning=tuning, **settings), lambda: inventory)
 
@@ -53,8 +58,13 @@ async def pool(tmp_path: Path, driver: Driver) -> AsyncIterator[Pool]:
 
 async def held(pool: Pool, pid: int | None = None) -> Lease:
     lease = await pool.request(WHOLE, ME, uuid.uuid4().hex)
-    process = None if pid is None else Process.of(pid)
-    return lease if process is None else await pool.attach(lease.id, process)
+    return lease if pid is None else await pool.attach(lease.id, identity(pid))
+
+
+def identity(pid: int) -> Process:
+    found = Process.of(pid)
+    assert found is not None
+    return found
 
 
 async def test_what_it_keeps_is_moved_away_and_back(pool: Pool, driver: Driver, pid: int) -> None:
@@ -75,6 +85,38 @@ async def test_a_slice_that_is_free_is_back_at_once(pool: Pool, driver: Driver, 
     await pool.park(lease.id)
     assert (await pool.resume(lease.id)).state is LeaseState.HELD
     assert driver.state(pid) == "running"
+
+
+async def test_a_driver_that_hangs_on_one_gpu_holds_up_nobody_on_another(
+    tmp_path: Path, driver: Driver, pid: int
+) -> None:
+    async with open_pool(tmp_path, driver, (H100, ANOTHER), checkpoint=True) as pool:
+        with driver.process(gpu=2) as other:
+            leases = [await held(pool), await held(pool)]
+            leases.sort(key=lambda lease: lease.slices[0].device.uuid)
+            for lease, user in zip(leases, (pid, other), strict=True):
+                await pool.attach(lease.id, identity(user))
+            driver.scenario("gpus 2", f"hold lock {other}")
+            hanging = asyncio.ensure_future(pool.park(leases[1].id))
+            await until(lambda: "lock" in driver.calls(other))
+            await pool.park(leases[0].id)
+            await pool.resume(leases[0].id)
+            assert driver.calls(pid) == ["lock", "checkpoint", "restore", "unlock"]
+            assert not hanging.done()
+            driver.scenario("gpus 2")
+            await hanging
+            assert driver.state(other) == "checkpointed"
+
+
+async def test_nothing_is_left_of_what_calls_the_driver_when_a_pool_closes(
+    tmp_path: Path, driver: Driver, pid: int
+) -> None:
+    async with open_pool(tmp_path, driver, checkpoint=True) as pool:
+        lease = await held(pool, pid)
+        await pool.park(lease.id)
+        (worker,) = driver.workers()
+        assert Process.of(worker) is not None
+    await until(lambda: Process.of(worker) is None)
 
 
 async def test_it_keeps_its_slice_where_the_driver_refuses(pool: Pool, driver: Driver, pid: int) -> None:

@@ -20,7 +20,7 @@ _SOURCE = Path(__file__).with_name("stub.c")
 
 
 class Driver:
-    """One GPU, and the processes that use it."""
+    """The GPUs, and the processes that use them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,10 +33,10 @@ class Driver:
         (self.folder / "scenario").write_text("".join(f"{line}\n" for line in lines))
 
     @contextmanager
-    def process(self, mib: int = 512) -> Iterator[int]:
-        """Run a process that holds so much memory on the GPU; give its pid."""
+    def process(self, mib: int = 512, gpu: int = 1) -> Iterator[int]:
+        """Run a process that holds so much memory on a GPU; give its pid."""
         with open(self.uvm) as uvm, subprocess.Popen(["sleep", "600"], stdin=uvm) as process:
-            (self.folder / str(process.pid)).write_text(f"running {mib}\n")
+            (self.folder / str(process.pid)).write_text(f"running {mib} {gpu}\n")
             try:
                 yield process.pid
             finally:
@@ -48,14 +48,21 @@ class Driver:
 
     def set_state(self, pid: int, state: str) -> None:
         """Leave a process in a state, as somebody does who is ended in the middle."""
-        mib = (self.folder / str(pid)).read_text().split()[1]
-        (self.folder / str(pid)).write_text(f"{state} {mib}\n")
+        _, rest = (self.folder / str(pid)).read_text().split(maxsplit=1)
+        (self.folder / str(pid)).write_text(f"{state} {rest}")
 
     def calls(self, pid: int) -> list[str]:
         """Return what was called for a process, in order."""
+        return [call for call, whom in self._called() if whom == pid]
+
+    def workers(self) -> list[int]:
+        """Return the pids of the processes that have initialised CUDA to call it, in order."""
+        return [whom for call, whom in self._called() if call == "init"]
+
+    def _called(self) -> list[tuple[str, int]]:
         path = self.folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [line.split()[0] for line in lines if line.split()[1] == str(pid)]
+        return [(call, int(whom)) for call, whom in map(str.split, lines)]
 
 
 def build(folder: Path) -> Path:

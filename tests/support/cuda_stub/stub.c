@@ -1,17 +1,20 @@
-/* A stand-in for libcuda.so.1 and libnvidia-ml.so.1: one GPU whose processes can be checkpointed.
+/* A stand-in for libcuda.so.1 and libnvidia-ml.so.1: GPUs whose processes can be checkpointed.
  *
  * Not compared by a test with the driver: written after cuda.h. NVIDIA's own bindings run over it, and
  * tests/gpu does the same on a real one.
  *
  * The environment variable DRIVER_STUB names a folder in which it keeps what it knows:
  *
- *   PID        a process that uses CUDA: its state, and the MiB that it has allocated.
- *              `running 512`; the other states are locked, checkpointed and failed
+ *   PID        a process that uses CUDA: its state, the MiB that it has allocated, and on which GPU.
+ *              `running 512 1`; the other states are locked, checkpointed and failed
  *   calls      what was called: `lock PID`, a line each
  *   scenario   what goes wrong, a line each:
  *
- *     memory 8192              MiB of the GPU
- *     others 4096              MiB that processes of no interest have allocated
+ *     gpus 2                   how many GPUs there are: GPU-1, GPU-2
+ *     memory 8192              MiB of each GPU
+ *     others 4096              MiB that processes of no interest have allocated on each
+ *     start 300                milliseconds that cuInit takes
+ *     copy 500                 milliseconds that moving the memory of a process takes
  *     driver 12040             what cuDriverGetVersion says
  *     absent                   this driver has no cuCheckpoint functions
  *     unseen PID               NVML does not list that process
@@ -20,6 +23,9 @@
  *     fail CALL PID CODE       that call returns the code, and changes nothing
  *     break CALL PID CODE      and the process is in state `failed` from then on
  *     hang CALL PID            it never returns
+ *     hold CALL PID            it returns, having done what it should, once this is no more in the scenario
+ *     babble CALL PID          it writes to standard output what looks like an answer, and does what it should
+ *     chatter CALL PID         it never returns, and writes without end
  *     lie CALL PID             it returns success, and changes nothing
  *     keep CALL PID            it changes the state, and the memory stays taken
  *     kill CALL PID            it does what it should; then whoever called it is killed (SIGKILL)
@@ -29,6 +35,7 @@
  * A busy process is `fail lock PID 600`: CUDA_ERROR_NOT_READY, once the timeout is over.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -98,7 +105,7 @@ static int told(const char *word, int otherwise) {
 
 /* ---- The processes ---- */
 
-struct process { int pid, state, mib; };
+struct process { int pid, state, mib, gpu; };
 
 static int load(int pid, struct process *process) {
     char name[16], state[16];
@@ -107,19 +114,22 @@ static int load(int pid, struct process *process) {
     if (!file || kill(pid, 0)) return 0;
     process->pid = pid;
     process->state = STATES;
-    if (fscanf(file, "%15s %d", state, &process->mib) == 2)
+    if (fscanf(file, "%15s %d %d", state, &process->mib, &process->gpu) == 3)
         for (process->state = 0; process->state < STATES; process->state++)
             if (!strcmp(STATE[process->state], state)) break;
     fclose(file);
     return process->state < STATES;
 }
 
+/* In one step: whoever calls it may be killed meanwhile, and a driver's state is never half of one. */
 static void save(const struct process *process) {
-    char name[16];
-    snprintf(name, sizeof name, "%d", process->pid);
-    FILE *file = in_folder(name, "w");
-    fprintf(file, "%s %d\n", STATE[process->state], process->mib);
+    char draft[512], path[512];
+    snprintf(draft, sizeof draft, "%s/.%d", getenv("DRIVER_STUB"), process->pid);
+    snprintf(path, sizeof path, "%s/%d", getenv("DRIVER_STUB"), process->pid);
+    FILE *file = fopen(draft, "w");
+    fprintf(file, "%s %d %d\n", STATE[process->state], process->mib, process->gpu);
     fclose(file);
+    rename(draft, path);
 }
 
 static int occupies(const struct process *process) {
@@ -132,7 +142,16 @@ static void record(const char *call, int pid) {
     fclose(file);
 }
 
-static int free_mib(void);
+static int free_mib(int gpu);
+
+static void pause_ms(int ms) { usleep((unsigned)ms * 1000); }
+
+static void chatter(void) {
+    static char text[4096];
+    memset(text, 'x', sizeof text);
+    while (write(1, text, sizeof text) > 0) {}
+    for (;;) pause();
+}
 
 /* Every call that changes a state: from one, to another, unless the scenario has it otherwise. */
 static int change(const char *call, int pid, int from, int to) {
@@ -143,8 +162,12 @@ static int change(const char *call, int pid, int from, int to) {
     if (!strcmp(wrong.what, "fail")) return wrong.code;
     if (!strcmp(wrong.what, "lie")) return SUCCESS;
     if (!strcmp(wrong.what, "hang")) for (;;) pause();
+    if (!strcmp(wrong.what, "chatter")) chatter();
+    if (!strcmp(wrong.what, "babble")) puts("{\"done\": \"yes\"}\n{\"pid\": [1]}\n{\"used\": 1}\n[1]\n\377"), fflush(stdout);
+    while (!strcmp(trouble(call, pid).what, "hold")) pause_ms(5);
     if (process.state != from) return ILLEGAL_STATE;
-    int fits = strcmp(call, "restore") || process.mib <= free_mib();
+    int fits = strcmp(call, "restore") || process.mib <= free_mib(process.gpu);
+    if (!strcmp(call, "restore") || !strcmp(call, "checkpoint")) pause_ms(told("copy", 0));
     process.state = !strcmp(wrong.what, "break") || !fits ? FAILED : to;
     save(&process);
     if (!strcmp(wrong.what, "break")) return wrong.code;
@@ -157,6 +180,8 @@ static int change(const char *call, int pid, int from, int to) {
 
 int cuInit(unsigned flags) {
     (void)flags;
+    record("init", getpid());
+    pause_ms(told("start", 0));
     initialised = 1;
     return trouble("init", 0).code;
 }
@@ -167,7 +192,7 @@ int cuDriverGetVersion(int *version) {
 }
 
 int cuCheckpointProcessGetState(int pid, int *state) {
-    struct process process = {pid, RUNNING, 0};
+    struct process process = {pid, RUNNING, 0, 1};
     struct trouble wrong = trouble("state", pid);
     if (!initialised) return NOT_INITIALIZED;
     if (!strcmp(wrong.what, "hang")) for (;;) pause();
@@ -221,52 +246,58 @@ int nvmlInitWithFlags(unsigned flags) { return (int)(flags & 0); }
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { return code ? "an error the stub was told to make" : "success"; }
 
+/* A device is known by the address of its number. */
+static int number[] = {1, 2};
+static int gpu_of(const void *device) { return *(const int *)device; }
+
 int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = 1;
+    *count = (unsigned)told("gpus", 1);
     return SUCCESS;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-    *device = &initialised;
-    return (int)index;
-}
-
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-    *device = &initialised;
-    return strcmp(uuid, "GPU-1") ? 6 : SUCCESS;
-}
-
-int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) {
-    (void)device;
-    snprintf(uuid, size, "GPU-1");
+    if (index > 1) return 6;
+    *device = &number[index];
     return SUCCESS;
 }
 
-/* The processes on the GPU, at most 64. */
-static int on_device(struct process *found) {
-    char command[600], name[64];
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    int gpu = strncmp(uuid, "GPU-", 4) ? 0 : atoi(uuid + 4);
+    if (gpu < 1 || gpu > told("gpus", 1)) return 6;
+    *device = &number[gpu - 1];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) {
+    snprintf(uuid, size, "GPU-%d", gpu_of(device));
+    return SUCCESS;
+}
+
+/* The processes on a GPU, at most 64. */
+static int on_device(int gpu, struct process *found) {
     int count = 0;
-    snprintf(command, sizeof command, "ls '%s'", getenv("DRIVER_STUB"));
-    FILE *names = popen(command, "r");
-    while (names && count < 64 && fgets(name, sizeof name, names))
-        if (atoi(name) > 0 && load(atoi(name), &found[count]) && occupies(&found[count])) count++;
-    if (names) pclose(names);
+    DIR *folder = opendir(getenv("DRIVER_STUB"));
+    struct dirent *entry;
+    while (folder && count < 64 && (entry = readdir(folder)))
+        if (atoi(entry->d_name) > 0 && load(atoi(entry->d_name), &found[count]) && found[count].gpu == gpu
+            && occupies(&found[count])) count++;
+    if (folder) closedir(folder);
     return count;
 }
 
-static int free_mib(void) {
+static int free_mib(int gpu) {
     struct process found[64];
-    int count = on_device(found), left = told("memory", 8192) - told("others", 0);
+    int count = on_device(gpu, found), left = told("memory", 8192) - told("others", 0);
     for (int i = 0; i < count; i++) left -= found[i].mib;
     return left;
 }
 
 struct usage { unsigned pid; unsigned long long bytes; unsigned instance, compute; };
 
-static int list_processes(int by_mps, unsigned *number, struct usage *list) {
+static int list_processes(int gpu, int by_mps, unsigned *number, struct usage *list) {
     struct process found[64];
     unsigned count = 0, room = *number;
-    int all = on_device(found);
+    int all = on_device(gpu, found);
     for (int i = 0; i < all; i++) {
         if (told("unseen", 0) == found[i].pid || (told("mps", 0) == found[i].pid) != by_mps) continue;
         int measured = told("unmeasured", 0) != found[i].pid;
@@ -278,20 +309,18 @@ static int list_processes(int by_mps, unsigned *number, struct usage *list) {
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *number, struct usage *list) {
-    (void)device;
-    return list_processes(0, number, list);
+    return list_processes(gpu_of(device), 0, number, list);
 }
 
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *number, struct usage *list) {
-    (void)device;
-    return list_processes(1, number, list);
+    return list_processes(gpu_of(device), 1, number, list);
 }
 
 struct memory { unsigned long long total, free, used; };
 
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
-    (void)device;
-    unsigned long long total = told("memory", 8192), left = free_mib() > 0 ? free_mib() : 0;
+    int left_mib = free_mib(gpu_of(device));
+    unsigned long long total = told("memory", 8192), left = left_mib > 0 ? left_mib : 0;
     *memory = (struct memory){total << 20, left << 20, (total - left) << 20};
     return SUCCESS;
 }

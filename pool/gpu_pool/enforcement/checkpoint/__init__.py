@@ -2,19 +2,27 @@
 
 The driver does it (``cuCheckpointProcess*``, driver 570 or newer). All calls of
 it are made by a program of their own, :mod:`gpu_pool.enforcement.checkpoint.program`,
-for as long as one suspension or restoration takes: CUDA must never be
-initialised in a Jupyter server, whose forked children it would break.
+in a process for each device: CUDA must never be initialised in a Jupyter server,
+whose forked children it would break.
 """
 
-from gpu_pool.enforcement.checkpoint.driver_calls import Broken, NotRestored, NotSuspended, Suspended
+from gpu_pool.enforcement.checkpoint.driver_worker import DriverWorkers
 from gpu_pool.enforcement.checkpoint.eligibility import Hindrance
 from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
-from gpu_pool.enforcement.checkpoint.suspension import Checkpoint, folder_beside
+from gpu_pool.enforcement.checkpoint.suspension import (
+    Broken,
+    Checkpoint,
+    NotRestored,
+    NotSuspended,
+    Suspended,
+    folder_beside,
+)
 
 __all__ = [
     "Broken",
     "Checkpoint",
     "CheckpointProbe",
+    "DriverWorkers",
     "Hindrance",
     "NotRestored",
     "NotSuspended",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import platform
 from typing import Final
 
-from gpu_pool.enforcement.checkpoint.driver_calls import ask, in_words
+from gpu_pool.enforcement.checkpoint.driver_worker import DriverWorkers, in_words
 from gpu_pool.enforcement.checkpoint.eligibility import CheckpointFacts, Hindrance, hindrances
 from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
 from gpu_pool.settings import PoolSettings
@@ -20,8 +19,11 @@ _REMEDY: Final = "Where the driver does not permit it: sudo nvidia-smi -pm 1. Th
 class CheckpointProbe:
     """Finds out what keeps processes on a device from being moved to host memory."""
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: PoolSettings, workers: DriverWorkers) -> None:
         self._settings = settings
+        self._workers = workers
+        #: Why the driver would do it to no process, empty if it would; None until it was asked.
+        self._refusal: str | None = None
 
     def hindrances(self, device: Device, tier: str) -> list[Hindrance]:
         """Return all that stands in the way on a device that this tier enforces, what is decisive first.
@@ -33,8 +35,8 @@ class CheckpointProbe:
             insisted=self._settings.checkpoint == "on",
             under_mps=self._settings.checkpoint_under_mps,
         )
-        if not any(each.decisive for each in found) and self._refusal:
-            found.insert(0, Hindrance(self._refusal, _REMEDY))
+        if not any(each.decisive for each in found) and (refusal := self._refused(device)):
+            found.insert(0, Hindrance(refusal, _REMEDY))
         return found
 
     def _facts(self, device: Device, tier: str) -> CheckpointFacts:
@@ -47,10 +49,12 @@ class CheckpointProbe:
             host_mib=min(budget, available_mib([os.getpid()])),
         )
 
-    @functools.cached_property
-    def _refusal(self) -> str:
-        """Why the driver would not do it to any process; empty if it would."""
-        return in_words(ask("probe", limit=self._settings.tuning.driver_within).problem)
+    def _refused(self, device: Device) -> str:
+        """Return why the driver would do it to no process; empty if it would."""
+        if self._refusal is None:
+            worker = self._workers.of(device.uuid)
+            self._refusal = in_words(worker.ask("probe", limit=self._settings.tuning.driver_within).problem)
+        return self._refusal
 
 
 def _has_bindings() -> bool:

@@ -1,17 +1,25 @@
-"""The program that calls the driver: ``python program.py VERB …``, run by :mod:`.driver_calls`.
+"""The program that calls the driver: ``python program.py --idle SECONDS``, run by :mod:`.driver_worker`.
 
-It imports hardly anything of this project, so that it starts fast. It prints one JSON
-object a line:
+It imports hardly anything of this project, so that it starts fast. Its standard input is a
+socket, from which it takes one job after another: each a packet with a JSON list of
+arguments, such as ``["suspend", "--limit", "30", "--lock-ms", "5000", "12"]``, and with open
+files, which it keeps until the job is done. Nothing else reaches it. It ends when nothing is
+asked for so many seconds, when whoever asks has ended, and when it is asked for what cannot be.
 
+On its standard output it prints one JSON object a line, for each job:
+
+``{"begun": true}``
+    first;
 ``{"pid": 12, "step": "lock", "state": "locked"}``
     after each step: the state of the process as the driver has it;
 ``{"used": {"GPU-…": 512}, "computing": [12]}``
     what the processes hold, in MiB by the UUID of a GPU, and which of them hold it (``measure``);
 ``{"error": "…"}``
-    why it stops here (``suspend``), or goes on with the next process (``restore``).
+    why it stops here (``suspend``), or goes on with the next process (``restore``);
+``{"done": 0}``
+    last: 0 all was done; 1 not, and ``error`` says why; 3 nothing was done for want of device memory.
 
-Exit status: 0 all was done; 1 not, and ``error`` says why; 3 nothing was done for want of
-device memory. After ``--limit`` seconds the kernel ends it (SIGALRM), wherever it is.
+After ``--limit`` seconds the kernel ends it (SIGALRM), wherever it is.
 Each process is then in one of the driver's states, and ``restore`` brings it
 back from any but ``failed``.
 
@@ -24,17 +32,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
 import re
+import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-#: The exit status when nothing was done, for want of device memory.
+#: What a job ends with when nothing was done, for want of device memory.
 NO_FREE_MEMORY: Final = 3
 #: CUDA 12.8, which came with driver 570: the first that has all these calls.
 _FIRST_VERSION: Final = 12_080
@@ -48,24 +59,63 @@ _MIB: Final = 1 << 20
 #: Linux gives no pid above this (proc(5), pid_max), and nothing waits for longer than a day.
 _MOST_PID: Final = 1 << 22
 _MOST_SECONDS: Final = 86_400
+#: A socket takes no packet as large as this.
+_MOST_BYTES: Final = 1 << 20
+#: Files that come with a job.
+_MOST_FILES: Final = 4
 
 
 class DriverRefused(Exception):
     """The driver, or NVML, would not; ``str()`` says why."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say; return the exit status."""
-    given = _parser().parse_args(arguments)
+def main() -> int:
+    """Do one job after the other; return the exit status once there is none any more."""
+    options = argparse.ArgumentParser(allow_abbrev=False)
+    options.add_argument("--idle", type=_seconds, required=True)
+    idle, jobs = options.parse_args().idle, job_parser()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(given.limit)
+    with socket.socket(fileno=sys.stdin.fileno()) as asker:
+        while select.select([asker], [], [], idle)[0]:
+            job, files, _, _ = socket.recv_fds(asker, _MOST_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
+            if not job:
+                break
+            _do(jobs.parse_args(json.loads(job)), files)
+    return 0
+
+
+def _do(job: argparse.Namespace, files: Sequence[int]) -> None:
+    signal.alarm(job.limit)
+    _say(begun=True)
     try:
-        return int(given.verb(given))
+        code = int(job.verb(job))
     except (ImportError, DriverRefused) as error:
-        return _stop(error)
+        code = _stop(error)
+    for file in files:
+        os.close(file)
+    # Whoever asked may let others at what these files lock as soon as this is said.
+    _say(done=code)
+    signal.alarm(0)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _say(**fields: Any) -> None:
+    # Where nobody listens any more, what was begun is done all the same.
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(fields), flush=True)
+
+
+def _is_alone() -> bool:
+    """Whether the process that asked has ended."""
+    watched = select.poll()
+    watched.register(sys.stdin.fileno(), 0)
+    return bool(watched.poll(0))
+
+
+# ---- What it may be asked ----
+
+
+def job_parser() -> argparse.ArgumentParser:
+    """Return what reads the arguments of a job; ends this program if they make no sense."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     verbs = parser.add_subparsers(required=True)
     for verb in (_probe, _measure, _suspend, _restore):
@@ -112,7 +162,7 @@ def _uuid_and_mib(text: str) -> tuple[str, int]:
 
 def _probe(_given: argparse.Namespace) -> int:
     """Say whether the driver can be asked at all: about this process itself."""
-    found = _Driver().state(os.getpid())
+    found = _driver().state(os.getpid())
     return 0 if found == "running" else _stop(f"the driver says that this process is {found}")
 
 
@@ -124,12 +174,18 @@ def _measure(given: argparse.Namespace) -> int:
 
 def _suspend(given: argparse.Namespace) -> int:
     """Lock all, so that it shows whether one is busy; then move the memory of all."""
-    driver = _Driver()
-    for pid in given.pids:
-        driver.step(pid, "lock", lambda pid: driver.lock(pid, given.lock_ms), "locked")
-    for pid in given.pids:
-        driver.step(pid, "checkpoint", driver.checkpoint, "checkpointed")
-    return 0 if _is_free(given.pids) else _stop("its device memory is still taken")
+    driver = _driver()
+    try:
+        for pid in given.pids:
+            driver.step(pid, "lock", lambda pid: driver.lock(pid, given.lock_ms), "locked")
+        for pid in given.pids:
+            driver.step(pid, "checkpoint", driver.checkpoint, "checkpointed")
+        return 0 if _is_free(given.pids) else _stop("its device memory is still taken")
+    finally:
+        if _is_alone():
+            # Nobody is left who could park the lease, or bring its processes back.
+            for pid in given.pids:
+                _bring_back(driver, pid)
 
 
 def _restore(given: argparse.Namespace) -> int:
@@ -138,7 +194,7 @@ def _restore(given: argparse.Namespace) -> int:
     Processes that talk to each other may hold up every question about one of
     them while another is locked (https://github.com/NVIDIA/cuda-checkpoint/issues/30).
     """
-    driver = _Driver()
+    driver = _driver()
     lack = _lack(given.pids, dict(given.free), given.wait)
     if lack:
         _stop(lack)
@@ -161,10 +217,6 @@ def _bring_back(driver: _Driver, pid: int) -> int:
 def _stop(why: object) -> int:
     _say(error=str(why))
     return 1
-
-
-def _say(**fields: Any) -> None:
-    print(json.dumps(fields), flush=True)
 
 
 # ---- The driver ----
@@ -222,6 +274,12 @@ class _Driver:
         if code != self._cuda.CUresult.CUDA_SUCCESS:
             raise DriverRefused(getattr(code, "name", str(code)))
         return tuple(values)
+
+
+@functools.cache
+def _driver() -> _Driver:
+    """Initialise CUDA, once; it is tried again after it has failed."""
+    return _Driver()
 
 
 # ---- Device memory ----

@@ -1,167 +1,62 @@
 """Suspending and restoring the processes of a lease, all of them or none.
 
-What is known of each suspended lease is in a folder, for every process that opens the pool: one file per
-lease. It is written before its processes are touched, and removed when they run again, so whatever happens
-in between can be mended: by whoever did it, or, if that one is gone, by the next one who looks.
+The driver is asked by a :class:`.DriverWorker`, in a process of its own; here it is decided what to ask for,
+and what to do about what it says. Every step is recorded before it is taken (:mod:`.records`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
 import math
 import os
-import re
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_pool.enforcement.checkpoint.driver_calls import (
-    Broken,
-    DriverAnswer,
-    NotRestored,
-    NotSuspended,
-    Suspended,
-    ask,
-    in_words,
-)
+from gpu_pool.enforcement.checkpoint.driver_worker import DriverAnswer, DriverWorkers, in_words
 from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
 from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
 from gpu_pool.enforcement.checkpoint.processes import facts_of, why_kept
 from gpu_pool.enforcement.checkpoint.program import NO_FREE_MEMORY
+from gpu_pool.enforcement.checkpoint.records import Record, Records, SuspensionClaim
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState, Process
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._processes import owner_of
 
-_ALL: Final = ".all"
-_LOOK_EVERY: Final = 0.1
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A lease whose processes are suspended, or are about to be."""
-
-    processes: tuple[Process, ...]
-    #: MiB that they held, by the UUID of a GPU.
-    devices: Mapping[str, int]
-    #: Who suspends them, and the Unix time at which it began.
-    owner: Process
-    since: float
-    #: Whether they are suspended, all of them.
-    complete: bool = False
-
-    @property
-    def host_mib(self) -> int:
-        """The host memory that is counted for it."""
-        return sum(self.devices.values())
-
-    def living(self) -> list[int]:
-        """Return the pids of those processes that still run, or may."""
-        return [process.pid for process in self.processes if process.is_alive() is not False]
-
-
-@dataclass(slots=True)
-class SuspensionClaim:
-    """One process's right to suspend and restore a lease, for as long as it is held."""
-
-    path: Path
-    #: The file's descriptor, which carries the lock.
-    file: int
-    record: Record | None = field(default=None)
-
-    def write(self, record: Record) -> None:
-        """Keep this record from now on. Survives the end of this process at any moment."""
-        line = json.dumps(asdict(record)).encode() + b"\n"
-        # In one call, and what follows the first line is not read.
-        os.pwrite(self.file, line, 0)
-        self.record = record
-
-    def remove(self) -> None:
-        """Keep none any more. The file goes when the claim ends."""
-        os.ftruncate(self.file, 0)
-        self.record = None
-
-
-class Records:
-    """The records in a folder, which must be on a local disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    @contextlib.contextmanager
-    def claim(self, lease_id: str, wait: float = 0.0) -> Iterator[SuspensionClaim | None]:
-        """Claim a lease; None if another one, or a program that it started, has it for so many seconds."""
-        if not _NAME.fullmatch(lease_id):
-            raise ValueError(f"{lease_id[:100]!a} is not the id of a lease.")
-        path = self._folder / lease_id
-        give_up_at = time.monotonic() + wait
-        while (file := self._lock(path, fcntl.LOCK_NB)) is None and time.monotonic() < give_up_at:
-            time.sleep(_LOOK_EVERY)
-        if file is None:
-            yield None
-            return
-        claim = SuspensionClaim(path, file, _read(path))
-        try:
-            yield claim
-        finally:
-            if claim.record is None:
-                path.unlink(missing_ok=True)
-            os.close(file)
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[list[Record]]:
-        """Give all records of processes that live; nobody else counts them meanwhile."""
-        file = self._lock(self._folder / _ALL)
-        assert file is not None, "waited for"
-        try:
-            records = (_read(self._folder / name) for name in self.leases())
-            yield [record for record in records if record is not None and record.living()]
-        finally:
-            os.close(file)
-
-    def leases(self) -> list[str]:
-        """Return the ids of the leases that have a record."""
-        if not self._folder.is_dir():
-            return []
-        return sorted(entry.name for entry in self._folder.iterdir() if _NAME.fullmatch(entry.name))
-
-    def _lock(self, path: Path, how: int = 0) -> int | None:
-        """Return a descriptor of the locked file; None if that would mean to wait, and ``how`` is LOCK_NB."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        while True:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | how)
-                if os.fstat(file).st_nlink:
-                    return file
-            except BlockingIOError:
-                os.close(file)
-                return None
-            os.close(file)  # its last holder has removed it meanwhile
-
-
-def _read(path: Path) -> Record | None:
-    """Return a file's record; None if there is none, or nothing was written yet.
-
-    What cannot be read is what a machine left that lost its power, and its processes with it.
-    """
-    try:
-        read = json.loads(path.read_bytes().partition(b"\n")[0])
-    except (FileNotFoundError, ValueError):
-        return None
-    processes = tuple(Process(**each) for each in read["processes"])
-    return Record(**{**read, "processes": processes, "owner": Process(**read["owner"])})
-
-
 #: MiB that the driver copies at least in each second.
 _MIB_PER_SECOND: Final = 250
 #: How often processes are tried to be brought back: once more than the driver may hang.
 _TRIES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The processes of a lease were suspended: they hold no device memory any more."""
+
+    #: Host memory in MiB that is counted for them; as much as they held on devices.
+    host_mib: int
+
+
+class NotSuspended(Exception):
+    """Nothing was suspended, and nothing has changed: the processes run, with all they had."""
+
+
+class NotRestored(Exception):
+    """The processes are still suspended, unharmed. Restoring them can be tried again."""
+
+
+class Broken(Exception):
+    """Processes are in a state from which they cannot be brought back. The caller must end them.
+
+    ``pids`` are theirs; the other processes of the lease run.
+    """
+
+    def __init__(self, pids: Collection[int], reason: str) -> None:
+        self.pids = frozenset(pids)
+        names = ", ".join(str(pid) for pid in sorted(self.pids))
+        super().__init__(f"Process {names} could not be brought back to its GPU: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +78,20 @@ class Checkpoint:
 
     All its methods block, for as long as copying takes; call them in a worker
     thread. What is suspended is recorded in ``folder``, which all processes
-    share that open the same pool; it is made when it is needed.
+    share that open the same pool; it is made when it is needed. Each device has
+    a :class:`.DriverWorker`, which :meth:`close` ends.
     """
 
     def __init__(self, folder: Path, settings: PoolSettings) -> None:
         self._records = Records(folder)
-        self._probe = CheckpointProbe(settings)
+        self._workers = DriverWorkers(settings.tuning.driver_idle)
+        self._probe = CheckpointProbe(settings, self._workers)
         self._settings = settings
         self._tuning = settings.tuning
+
+    def close(self) -> None:
+        """End what asks the driver, once it has done what it is asked for."""
+        self._workers.stop()
 
     def unavailable(self, device: Device, tier: str) -> str:
         """Return why processes on this device, enforced by this tier, cannot be suspended; empty if they may.
@@ -201,10 +102,11 @@ class Checkpoint:
             return "moving device memory to host memory is switched off (c.PoolSettings.checkpoint)"
         return next((each.why for each in self._probe.hindrances(device, tier) if each.decisive), "")
 
-    def suspend(self, lease_id: str, pids: Collection[int]) -> Suspended:
+    def suspend(self, lease_id: str, pids: Collection[int], device: str) -> Suspended:
         """Move what these processes of a lease hold on devices to host memory.
 
-        ``pids`` are all of the lease's processes that have a device open. Raises
+        ``pids`` are all of the lease's processes that have a device open, and
+        ``device`` is the UUID of one of its devices. Raises
         :class:`NotSuspended` if they keep it, and :class:`Broken` if some
         cannot go on. May be repeated.
         """
@@ -212,22 +114,23 @@ class Checkpoint:
             with self._records.claim(lease_id) as claim:
                 if claim is None:
                     raise NotSuspended("It is being suspended or restored by another process.")
-                return self._claimed(claim, pids)
+                return self._suspended(claim, pids, device)
         except OSError as error:
             raise NotSuspended(f"What is suspended cannot be recorded: {error}.") from error
 
-    def _claimed(self, claim: SuspensionClaim, pids: Collection[int]) -> Suspended:
+    def _suspended(self, claim: SuspensionClaim, pids: Collection[int], device: str) -> Suspended:
         known = claim.record
         if known is not None:
             if known.complete and set(pids) <= set(known.living()):
                 return Suspended(known.host_mib)
             self._undo(claim, "an earlier attempt was cut off")
-        record = Record(_own(pids), self._measured(pids), Process.current(), time.time())
+        record = Record(_own(pids), self._measured(pids, device), Process.current(), time.time())
         self._reserve(claim, record)
         lock_ms = self._tuning.driver_lock_ms
         arguments = ("--lock-ms", lock_ms, *sorted(pids))
         limit = self._limit(record) + math.ceil(len(pids) * lock_ms / 1000)
-        answer = ask("suspend", *arguments, limit=limit, keep_open=[claim.file])
+        worker = self._workers.of(record.device)
+        answer = worker.ask("suspend", *arguments, limit=limit, keep_open=[claim.file])
         if answer.code != 0:
             why = in_words(answer.problem)
             self._undo(claim, why)
@@ -331,9 +234,9 @@ class Checkpoint:
             get_logger().warning("Lease %s stays suspended: %s", claim.path.name, error)
         return None
 
-    def _measured(self, pids: Collection[int]) -> Mapping[str, int]:
+    def _measured(self, pids: Collection[int], device: str) -> Mapping[str, int]:
         """Return what the processes hold, in MiB by GPU; refuse what cannot be measured, or moved."""
-        answer = ask("measure", *sorted(pids), limit=self._tuning.driver_within)
+        answer = self._workers.of(device).ask("measure", *sorted(pids), limit=self._tuning.driver_within)
         found: Mapping[str, Any] = next((line for line in answer.lines if "used" in line), {})
         used: Mapping[str, int] = found.get("used", {})
         if not used:
@@ -359,6 +262,7 @@ class Checkpoint:
         assert record is not None, "called for a record"
         if any(process.is_alive() is None for process in record.processes):
             raise NotRestored("It cannot be seen from this container.")
+        worker = self._workers.of(record.device)
         free = [f"--free={uuid}={mib}" for uuid, mib in record.devices.items()]
         answer = DriverAnswer(0, (), "")
         for _ in range(_TRIES):
@@ -366,11 +270,12 @@ class Checkpoint:
                 break
             arguments = (*free, f"--wait={self._tuning.memory_free_within}", *record.living())
             limit = self._limit(record) + self._tuning.memory_free_within
-            answer = ask("restore", *arguments, limit=limit, keep_open=[claim.file])
+            answer = worker.ask("restore", *arguments, limit=limit, keep_open=[claim.file])
             if answer.code == NO_FREE_MEMORY:
                 raise NotRestored(f"There is not enough free memory for it on its GPU: {answer.problem}.")
             if not _stuck(record, answer):
                 break
+            worker.stop()  # what CUDA has in its process may be broken, too
         if stuck := _stuck(record, answer):
             raise Broken(stuck, in_words(answer.problem) or "the driver does not say why")
         claim.remove()
