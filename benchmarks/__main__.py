@@ -20,6 +20,7 @@ NAMES = (
     "warm",
     "opening",
     "yielding",
+    "checkpoint",
     "reclaim",
     "store",
     "stores",

@@ -11,10 +11,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psutil
 import pynvml
 import pytest
+from benchmarks.checkpoint import FRAMEWORKS, HOLD
+from benchmarks.checkpoint import holding as holding_floats
 
-from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotSuspended
+from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotSuspended, program
+from gpu_pool.nvml.process_memory import computing
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState
 from gpu_pool_client._processes import family
@@ -104,6 +108,48 @@ def test_memory_is_free_for_another_and_comes_back(kind: str, pool: Checkpoint, 
             assert asked(another) == before
         pool.restore("lease")
         assert asked(process) == before
+
+
+def workers() -> list[int]:
+    """Return the processes of this one that call the driver."""
+    children = psutil.Process().children()
+    return [child.pid for child in children if child.cmdline()[1:2] == [program.__file__]]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_framework_finds_what_it_had_time_after_time(
+    framework: str, pool: Checkpoint, device: Device
+) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    with holding_floats(sys.executable, FRAMEWORKS[framework] + HOLD, 512) as holder:
+        if holder.first != "True":
+            pytest.skip(f"{framework} cannot use this GPU")
+        for _ in range(10):
+            assert pool.suspend("lease", [holder.process.pid], device.uuid).host_mib >= 512
+            pool.restore("lease")
+            assert holder.is_intact()
+
+
+def test_the_process_that_calls_the_driver_stays_and_holds_no_device_memory(
+    pool: Checkpoint, device: Device
+) -> None:
+    for _ in range(20):
+        with holding(DRIVER) as process:
+            before = asked(process)
+            pool.suspend("lease", [process.pid], device.uuid)
+            pool.restore("lease")
+            assert asked(process) == before
+    (worker,) = workers()
+    pynvml.nvmlInit()
+    try:
+        assert worker not in computing(pynvml.nvmlDeviceGetHandleByUUID(device.uuid))
+    finally:
+        pynvml.nvmlShutdown()
+    with_it = free()
+    pool.close()
+    assert not psutil.pid_exists(worker)
+    assert free() - with_it < 64 << 20
 
 
 def test_what_was_forked_after_cuda_was_used_is_found_before_it_is_tried(
