@@ -66,7 +66,9 @@ def last(piece): return float(piece[-1])
 HOLD = """
 import sys
 held = [make() for _ in range(int(sys.argv[1]) // 256)]
-for line in ("", *sys.stdin): print(all(last(each) == 7.0 for each in held), flush=True)
+def say(): print(all(last(each) == 7.0 for each in held), flush=True)
+say()
+for line in sys.stdin: say()
 """
 #: Holds that much, prints the seconds that a plain copy takes, and stays.
 HOLD_PLAINLY = """
