@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -184,6 +185,37 @@ def test_a_device_on_which_the_driver_hangs_holds_up_no_other(
     assert len(driver.workers()) == 2
 
 
+async def test_host_memory_that_is_about_to_be_taken_on_one_device_is_not_given_to_another(
+    driver: Driver, pid: int, checkpoint: MakeCheckpoint
+) -> None:
+    pool = checkpoint(checkpoint_host_mib=15)
+    with driver.process(10, gpu=2) as other:
+        driver.scenario("gpus 2", f"hold lock {other}")
+        hanging = asyncio.ensure_future(asyncio.to_thread(pool.suspend, "l2", [other], "GPU-2"))
+        await until(lambda: "lock" in driver.calls(other))
+        with pytest.raises(NotSuspended, match="and 5 of the 15 MiB"):
+            pool.suspend("l1", [pid], "GPU-1")
+        driver.scenario("gpus 2")
+        await hanging
+    assert driver.calls(pid) == []
+
+
+async def test_what_was_moved_and_cannot_be_recorded_is_brought_back(
+    driver: Driver, pid: int, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    driver.scenario(f"hold checkpoint {pid}")
+    parking = asyncio.ensure_future(asyncio.to_thread(checkpoint().suspend, "l1", [pid], "GPU-1"))
+    await until(lambda: "checkpoint" in driver.calls(pid))
+    (tmp_path / "suspended/.all").unlink()
+    (tmp_path / "suspended/.all").mkdir()
+    driver.scenario()
+    with pytest.raises(NotSuspended, match="cannot be recorded"):
+        await parking
+    assert driver.calls(pid) == ["lock", "checkpoint", "restore", "unlock"]
+    assert driver.state(pid) == "running"
+    assert records(tmp_path) == []
+
+
 # ---- The pool ends ----
 
 
@@ -254,11 +286,15 @@ def test_it_is_apart_from_the_session_the_folder_and_the_devices_of_who_starts_i
     driver: Driver, pid: int, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-9")
+    monkeypatch.setenv("GPU_POOL_LEASE", "l0")
     checkpoint().suspend("l1", [pid], "GPU-1")
     (worker,) = driver.workers()
     assert os.getsid(worker) == worker
     assert os.readlink(f"/proc/{worker}/cwd") == "/"
-    assert b"CUDA_" not in Path(f"/proc/{worker}/environ").read_bytes()
+    environment = Path(f"/proc/{worker}/environ").read_bytes()
+    assert b"CUDA_" not in environment
+    # It would count as a process of that lease, which uses CUDA.
+    assert b"GPU_POOL_LEASE" not in environment
 
 
 def test_it_ends_when_it_is_asked_for_what_cannot_be(driver: Driver, pid: int) -> None:

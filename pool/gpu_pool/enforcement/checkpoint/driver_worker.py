@@ -77,8 +77,9 @@ class DriverWorker:
             try:
                 # One that had nothing to do may just have ended; it has not begun with this then.
                 answer = self._answer(job, files, limit) or self._answer(job, files, limit)
-            except OSError as error:
-                return DriverAnswer(None, (), f"a process could not be started: {error.strerror}")
+            except (OSError, RuntimeError) as error:  # no process, or no thread
+                why = getattr(error, "strerror", None) or error
+                return DriverAnswer(None, (), f"a process could not be started: {why}")
         return answer or DriverAnswer(None, (), "its process ends before it begins")
 
     def stop(self) -> None:
@@ -182,17 +183,21 @@ def _start(idle: float) -> _Running:
                 stdout=theirs.fileno(),
                 stderr=theirs.fileno(),
             )
+        # It may end by itself, and somebody has to ask for its exit status then.
+        threading.Thread(target=process.wait, name="gpu-pool-driver", daemon=True).start()
     except BaseException:
         ours.close()
         raise
-    # It may end by itself, and somebody has to ask for its exit status then.
-    threading.Thread(target=process.wait, name="gpu-pool-driver", daemon=True).start()
     return _Running(process, ours)
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without what CUDA reads: the program must see all devices, outside of MPS."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    """Return the environment without what CUDA reads, and what counts a process among those of a lease.
+
+    The program must see all devices, outside of MPS, and is no process of a lease even where the pool is.
+    """
+    apart = ("CUDA_", "GPU_POOL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(apart)}
 
 
 # ---- What it says ----

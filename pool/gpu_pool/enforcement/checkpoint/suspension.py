@@ -135,8 +135,12 @@ class Checkpoint:
             why = in_words(answer.problem)
             self._undo(claim, why)
             raise NotSuspended(f"Its device memory was not moved: {why}.")
-        with self._records.counted():
-            claim.write(replace(record, complete=True))
+        try:
+            with self._records.counted():
+                claim.write(replace(record, complete=True))
+        except OSError as error:
+            self._undo(claim, str(error))
+            raise
         return Suspended(record.host_mib)
 
     def _reserve(self, claim: SuspensionClaim, record: Record) -> None:
