@@ -14,7 +14,6 @@ from gpu_pool.enforcement.checkpoint.suspension import (
     Checkpoint,
     NotRestored,
     NotSuspended,
-    Suspended,
     folder_beside,
 )
 
@@ -26,6 +25,5 @@ __all__ = [
     "Hindrance",
     "NotRestored",
     "NotSuspended",
-    "Suspended",
     "folder_beside",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,31 @@ _MIB: Final = 1 << 20
 #: The part of the memory that is used if the administrator names no other.
 _PART: Final = 4
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The host memory of all suspended leases of a pool."""
+
+    leases: int
+    taken_mib: int
+    budget_mib: int
+
+    def why_refused(self, need_mib: int, available_mib: int) -> str:
+        """Return why one more lease cannot have so much, a clause after its name; empty if it can.
+
+        ``available_mib`` is what its processes could take, whatever is left of the budget.
+        """
+        left = max(self.budget_mib - self.taken_mib, 0)
+        if need_mib > left:
+            return (
+                f"holds {need_mib} MiB on its GPU, and {left} of the {self.budget_mib} MiB of host memory "
+                f"for parked kernels are left (parked: {self.leases}; c.PoolSettings.checkpoint_host_mib)"
+            )
+        if need_mib > available_mib:
+            available = max(available_mib, 0)
+            return f"holds {need_mib} MiB on its GPU, and {available} MiB of host memory are available to it"
+        return ""
 
 
 def budget_mib(setting: int, cgroups: Path = _CGROUPS) -> int:

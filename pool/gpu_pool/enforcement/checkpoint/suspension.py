@@ -10,12 +10,12 @@ import math
 import os
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from gpu_pool.enforcement.checkpoint.driver_worker import DriverAnswer, DriverWorkers, in_words
-from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
+from gpu_pool.enforcement.checkpoint.host_memory import HostMemory, available_mib, budget_mib
 from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
 from gpu_pool.enforcement.checkpoint.processes import facts_of, why_kept
 from gpu_pool.enforcement.checkpoint.program import NO_FREE_MEMORY
@@ -29,14 +29,6 @@ from gpu_pool_client._processes import owner_of
 _MIB_PER_SECOND: Final = 250
 #: How often processes are tried to be brought back: once more than the driver may hang.
 _TRIES: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Suspended:
-    """The processes of a lease were suspended: they hold no device memory any more."""
-
-    #: Host memory in MiB that is counted for them; as much as they held on devices.
-    host_mib: int
 
 
 class NotSuspended(Exception):
@@ -57,15 +49,6 @@ class Broken(Exception):
         self.pids = frozenset(pids)
         names = ", ".join(str(pid) for pid in sorted(self.pids))
         super().__init__(f"Process {names} could not be brought back to its GPU: {reason}")
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """The host memory of all suspended leases of a pool."""
-
-    leases: int
-    taken_mib: int
-    budget_mib: int
 
 
 def folder_beside(store: Path) -> Path:
@@ -102,11 +85,12 @@ class Checkpoint:
             return "moving device memory to host memory is switched off (c.PoolSettings.checkpoint)"
         return next((each.why for each in self._probe.hindrances(device, tier) if each.decisive), "")
 
-    def suspend(self, lease_id: str, pids: Collection[int], device: str) -> Suspended:
+    def suspend(self, lease_id: str, pids: Collection[int], device: str) -> int:
         """Move what these processes of a lease hold on devices to host memory.
 
         ``pids`` are all of the lease's processes that have a device open, and
-        ``device`` is the UUID of one of its devices. Raises
+        ``device`` is the UUID of one of its devices. Returns the host memory in
+        MiB that is counted for them: as much as they held. Raises
         :class:`NotSuspended` if they keep it, and :class:`Broken` if some
         cannot go on. May be repeated.
         """
@@ -118,11 +102,11 @@ class Checkpoint:
         except OSError as error:
             raise NotSuspended(f"What is suspended cannot be recorded: {error}.") from error
 
-    def _suspended(self, claim: SuspensionClaim, pids: Collection[int], device: str) -> Suspended:
+    def _suspended(self, claim: SuspensionClaim, pids: Collection[int], device: str) -> int:
         known = claim.record
         if known is not None:
             if known.complete and set(pids) <= set(known.living()):
-                return Suspended(known.host_mib)
+                return known.host_mib
             self._undo(claim, "an earlier attempt was cut off")
         record = Record(_own(pids), self._measured(pids, device), Process.current(), time.time())
         self._reserve(claim, record)
@@ -141,37 +125,22 @@ class Checkpoint:
         except OSError as error:
             self._undo(claim, str(error))
             raise
-        return Suspended(record.host_mib)
+        return record.host_mib
 
     def _reserve(self, claim: SuspensionClaim, record: Record) -> None:
         """Count the host memory that a lease needs; refuse it if that is too much."""
-        need = record.host_mib
-        budget = budget_mib(self._settings.checkpoint_host_mib)
         with self._records.counted() as others:
-            left = max(budget - sum(other.host_mib for other in others), 0)
-            if need > left:
-                get_logger().warning(
-                    "Lease %s is not parked: it holds %d MiB on its GPU, and %d of the %d MiB of host memory "
-                    "for parked kernels are left (%d are parked).",
-                    claim.path.name,
-                    need,
-                    left,
-                    budget,
-                    len(others),
-                )
-                raise NotSuspended(
-                    f"It holds {need} MiB on its GPU, and {left} of the {budget} MiB of host memory "
-                    "for parked kernels are left (c.PoolSettings.checkpoint_host_mib)."
-                )
+            available = available_mib([process.pid for process in record.processes])
             # What others are about to take is not missing yet.
             coming = sum(other.host_mib for other in others if not other.complete)
-            available = available_mib([process.pid for process in record.processes]) - coming
-            if need > available:
-                raise NotSuspended(
-                    f"It holds {need} MiB on its GPU, and {max(available, 0)} MiB of host memory "
-                    "are available to it."
-                )
+            if why := self._counted(others).why_refused(record.host_mib, available - coming):
+                get_logger().warning("Lease %s is not parked: it %s.", claim.path.name, why)
+                raise NotSuspended(f"It {why}.")
             claim.write(record)
+
+    def _counted(self, records: Collection[Record]) -> HostMemory:
+        taken = sum(record.host_mib for record in records)
+        return HostMemory(len(records), taken, budget_mib(self._settings.checkpoint_host_mib))
 
     def restore(self, lease_id: str) -> None:
         """Move what a lease's processes held back to their devices; nothing to do if none is suspended.
@@ -189,11 +158,10 @@ class Checkpoint:
 
     def host_memory(self) -> HostMemory:
         """Return how much host memory suspended processes take, and may."""
-        budget = budget_mib(self._settings.checkpoint_host_mib)
         if not self._records.leases():
-            return HostMemory(0, 0, budget)
+            return self._counted(())
         with self._records.counted() as records:
-            return HostMemory(len(records), sum(each.host_mib for each in records), budget)
+            return self._counted(records)
 
     def suspended(self) -> list[str]:
         """Return the ids of the leases that are suspended, or were when something was cut off."""
