@@ -23,7 +23,7 @@ from support.cuda_stub import Driver
 from support.pools import running, until
 
 #: The driver may take so long, and processes hold so little that copying adds nothing.
-IMPATIENT = Tuning(driver_within=2, driver_lock_ms=1)
+IMPATIENT = Tuning(driver_within=5, driver_lock_ms=1)
 #: What a kernel prints of the files that it has open.
 OPEN_FILES = (
     "import os; print(*(os.readlink(each) for each in os.scandir('/proc/self/fd') if os.path.lexists(each)))"
@@ -62,6 +62,24 @@ def test_one_process_does_all_jobs_until_the_pool_closes(
     assert not is_there(worker)
     pool.suspend("l1", [pid], "GPU-1")
     assert len(driver.workers()) == 2
+
+
+def test_it_ends_with_the_pool_even_if_a_forked_process_has_its_files(
+    driver: Driver, pid: int, checkpoint: MakeCheckpoint
+) -> None:
+    pool = checkpoint()
+    pool.suspend("l1", [pid], "GPU-1")
+    (worker,) = driver.workers()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(1)
+    try:
+        pool.close()
+        assert not is_there(worker)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 async def test_it_ends_when_it_has_nothing_to_do(
