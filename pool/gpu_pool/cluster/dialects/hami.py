@@ -11,8 +11,7 @@ The rules, from HAMi 2.10 (https://github.com/Project-HAMi/HAMi):
   (percent of each). Memory and cores are always written: left out, they mean
   all of a GPU, and no cores mean no limit (``pkg/device/nvidia/device.go``);
 - of each resource one amount counts: the container's ``requests`` are read only where
-  ``limits`` does not name it (``GenerateResourceRequests`` there), so there is no
-  guarantee with a limit above it;
+  ``limits`` does not name it (there, too), so there is no guarantee with a limit above it;
 - 100 cores on a GPU ask for it alone;
 - the scheduler is named here, too. The webhook that would do it is
   ``failurePolicy: Ignore``: while it is down, a pod without the name would go
