@@ -129,6 +129,14 @@ def read_days(path: Path, options: RecordedOptions) -> RecordedDays:
     return in_window(days, options.window)
 
 
+def left_out(days: RecordedDays) -> Mapping[str, Any]:
+    """Return which of a file's rows were left out, as JSON."""
+    return {
+        "left_out": days.left_out,
+        "bad": [{"line": line, "why": why} for line, why in days.bad],
+    }
+
+
 def more_devices(text: str, own: Sequence[Device]) -> tuple[Device, ...]:
     """Return the pool's devices, and what is added to them: ``V100:4`` for four more of those that it has.
 
@@ -196,15 +204,13 @@ def replay_days(
         write_plot(plot, replay_plot(f"{title}: {len(devices)} GPUs (simulated)", by_way))
     if as_json:
         ways = {name: dataclasses.asdict(figures) for name, (_, figures) in by_way.items()}
-        bad = [{"line": line, "why": why} for line, why in days.bad]
         screen.show_json(
             {
                 "workload": title,
                 "simulated": True,
                 "sessions": len(days.sessions),
                 "devices": len(devices),
-                "left_out": days.left_out,
-                "bad": bad,
+                **left_out(days),
                 "without_queue": _plain_sums(sums),
                 "ways": ways,
             }

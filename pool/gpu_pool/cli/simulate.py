@@ -133,7 +133,7 @@ def _simulate_days(
             "Leave --idle-limit and --yield-after out.",
         )
     else:
-        _compare(session, title, days.arrivals(), gpus, policy, plot, lengths)
+        _compare(session, title, days.arrivals(), gpus, policy, plot, lengths, recorded.left_out(days))
 
 
 def _as_now(session: CommandSession, options: RecordedOptions) -> Way | None:
@@ -176,8 +176,12 @@ def _compare(
     policy: Policy,
     plot: Path | None,
     lengths: Lengths,
+    beside: Mapping[str, Any] | None = None,
 ) -> None:
-    """Serve the same arrivals in every order, and show how long people wait in each."""
+    """Serve the same arrivals in every order, and show how long people wait in each.
+
+    ``beside`` is what else is told in JSON.
+    """
     by_order = _run(found, gpus, policy, lengths)
     if plot is not None:
         from gpu_pool.simulation.plot import waits_plot
@@ -186,7 +190,8 @@ def _compare(
         recorded.write_plot(plot, waits_plot(heading, by_order))
     if session.as_json:
         orders = {name: dataclasses.asdict(each) for name, each in by_order.items()}
-        screen.show_json({"workload": title, "simulated": True, "requests": len(found), "orders": orders})
+        about = {"workload": title, "simulated": True, "requests": len(found), **(beside or {})}
+        screen.show_json({**about, "orders": orders})
         return
     screen.show(f"{title} (simulated, {len(found)} requests)", "", _table(by_order))
     screen.show("", "Waits by size: median / 95th percentile / worst", _size_table(by_order))

@@ -35,11 +35,11 @@ def _job(row: Mapping[str, str]) -> list[RecordedSession] | None:
     if not gpus or not (row["start_time"] and row["end_time"]):
         return None
     if gpus % nodes:
-        raise ValueError(f"{gpus:g} GPUs on {nodes:g} nodes")
+        raise ValueError(f"gpu_num is {gpus:g}, which is not as many on each of node_num {nodes:g}")
     asked, began, ended = (_time(row, name) for name in ("submit_time", "start_time", "end_time"))
     if not asked <= began <= ended:
         raise ValueError(
-            f"submitted {row['submit_time']}, started {row['start_time']}, ended {row['end_time']}"
+            f"submit_time is {row['submit_time']}, start_time {row['start_time']}, end_time {row['end_time']}"
         )
     if began == ended:
         return None
@@ -48,5 +48,12 @@ def _job(row: Mapping[str, str]) -> list[RecordedSession] | None:
 
 
 def _time(row: Mapping[str, str], column: str) -> float:
-    """Return Unix seconds. The file names no time zone, and only differences matter."""
-    return datetime.strptime(row[column], _FORMAT).replace(tzinfo=timezone.utc).timestamp()
+    """Return Unix seconds: the file names no time zone, and only differences matter.
+
+    Raises ``ValueError`` that names the column.
+    """
+    text = row[column]
+    try:
+        return datetime.strptime(text, _FORMAT).replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        raise ValueError(f"{column} is {text[:40]!a}, not a time as 2020-06-09 18:41:01") from None

@@ -11,17 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool.simulation.engine import Arrival
-from gpu_pool.simulation.recorded import read_rows
+from gpu_pool.simulation.recorded import read_number, read_rows
 from gpu_pool_client import WHOLE, SliceRequest
 
-_COLUMNS: Final = (
-    "num_gpu",
-    "gpu_milli",
-    "qos",
-    "creation_time",
-    "scheduled_time",
-    "deletion_time",
-)  # fmt: skip
+_TIMES: Final = ("creation_time", "scheduled_time", "deletion_time")
+_COLUMNS: Final = ("num_gpu", "gpu_milli", "qos", *_TIMES)
 _DAY: Final = 86_400.0
 #: Nobody is taken to hold a slice for longer, in seconds: some pods of the trace are services.
 LONGEST: Final = 12 * 3600.0
@@ -68,14 +62,16 @@ def read_openb(lines: Iterable[str], longest: float = LONGEST) -> OpenbTrace:
 
 
 def _arrival(row: Mapping[str, str], longest: float) -> Arrival | None:
-    count, milli = int(row["num_gpu"] or 0), int(row["gpu_milli"] or 0)
-    if not count or not row["scheduled_time"]:
+    if not (row["num_gpu"] and row["scheduled_time"]):
         return None
-    if not (count > 0 and 0 < milli <= WHOLE):
-        raise ValueError(f"{count} GPUs of {milli} thousandths each")
-    at, began, ended = (float(row[name]) for name in ("creation_time", "scheduled_time", "deletion_time"))
-    if not 0 <= at <= began <= ended < 1e12:
-        raise ValueError(f"created at {at:g}, scheduled at {began:g}, deleted at {ended:g}")
+    count, milli = read_number(row, "num_gpu", 1e6), read_number(row, "gpu_milli", WHOLE)
+    if not count:
+        return None
+    if not (count == int(count) and milli == int(milli) > 0):
+        raise ValueError(f"num_gpu is {count:g}, gpu_milli is {milli:g}")
+    at, began, ended = (read_number(row, name) for name in _TIMES)
+    if not at <= began <= ended:
+        raise ValueError(f"creation_time is {at:g}, scheduled_time {began:g}, deletion_time {ended:g}")
     if ended == began:
         return None
-    return Arrival(at, "", row["qos"], SliceRequest(count, milli), min(longest, ended - began))
+    return Arrival(at, "", row["qos"], SliceRequest(int(count), int(milli)), min(longest, ended - began))

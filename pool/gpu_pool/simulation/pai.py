@@ -53,7 +53,7 @@ def _task(row: Mapping[str, str]) -> list[RecordedSession] | None:
     if not percent or not instances or began == ended:
         return None
     if ended < began:
-        raise ValueError(f"started at {began:g}, ended at {ended:g}")
+        raise ValueError(f"start_time is {began:g}, end_time {ended:g}")
     session = whole_session(began, ended - began, row["job_name"], row["task_name"], _request(percent))
     return [session] * int(instances)
 

@@ -206,17 +206,28 @@ def read_rows(
     found: list[T] = []
     bad: list[tuple[int, str]] = []
     left_out = 0
-    for row in rows:
+    while True:
         try:
-            each = read(row)
-        except (ValueError, TypeError) as error:
-            bad.append((rows.line_num, f"{error!s:.200}"))
+            row = next(rows, None)
+            if row is None:
+                break
+            each = read(_whole(row, columns))
+        except (ValueError, TypeError, csv.Error) as error:
+            bad.append((rows.reader.line_num, f"{error!s:.200}"))
             continue
         if each is None:
             left_out += 1
         else:
             found.append(each)
     return found, left_out, tuple(bad)
+
+
+def _whole(row: Mapping[str, str], columns: Sequence[str]) -> Mapping[str, str]:
+    """Return the row. Raises ``ValueError`` where it ends before one of these columns."""
+    lacking = [name for name in columns if row[name] is None]
+    if lacking:
+        raise ValueError(f"it ends before {lacking[0]}")
+    return row
 
 
 def read_number(row: Mapping[str, str], column: str, most: float = 1e12) -> float:

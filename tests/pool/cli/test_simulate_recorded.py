@@ -91,9 +91,13 @@ def test_without_gpus_it_is_told_what_would_be_held_if_there_were_enough(termina
 def test_leases_of_a_trace_are_compared_under_four_orders(terminal, tmp_path):
     path = tmp_path / "pods.csv"
     header = "name,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
-    path.write_text(f"{header}\na,1,460,,LS,Failed,5,90,9\nb,1,460,,BE,Failed,86405,86490,86409\n")
+    path.write_text(
+        f"{header}\na,1,460,,LS,Failed,5,90,9\nb,1,460,,BE,Failed,86405,86490,86409\nc,0,0,,BE,,5,9,5\nd,x\n"
+    )
     words = ("simulate", str(path), "--format", "openb", "--json", *GPU)
-    assert json.loads(terminal.run(*words).stdout)["requests"] == 2
+    every = json.loads(terminal.run(*words).stdout)
+    assert (every["requests"], every["left_out"]) == (2, 1)
+    assert every["bad"] == [{"line": 5, "why": "it ends before gpu_milli"}]
     printed = json.loads(terminal.run(*words, "--window", "1d+1d").stdout)
     assert (printed["requests"], set(printed["orders"]["fair"]["by_size"])) == (1, {"46%"})
     refused = terminal.run(*words, "--yield-after", "60s")

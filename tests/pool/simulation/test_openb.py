@@ -30,7 +30,11 @@ def test_rows_that_are_not_understood_are_told_by_their_line() -> None:
     trace = read_openb([HEADER, *rows, never, cpu, short])
     assert (len(trace.arrivals), trace.left_out) == (1, 2)
     assert [line for line, _ in trace.bad] == [3, 4, 7]
-    assert "2000 thousandths" in trace.bad[1][1]
+    assert [why for _, why in trace.bad] == [
+        "num_gpu is 'one', not a number",
+        "gpu_milli is 2000",
+        "creation_time is 50, scheduled_time 9, deletion_time 5",
+    ]
 
 
 def test_a_column_that_is_missing_is_named() -> None:

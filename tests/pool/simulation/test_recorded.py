@@ -81,14 +81,22 @@ def test_jobs_on_several_nodes_are_a_lease_on_each() -> None:
     days = FORMATS["helios"](HELIOS)
     assert len(days.sessions) == 3
     assert not days.has_cells
-    assert (days.left_out, [line for line, _ in days.bad]) == (1, [5, 6])
+    assert days.left_out == 1
+    assert days.bad == (
+        (5, "gpu_num is 3, which is not as many on each of node_num 2"),
+        (6, "submit_time is '9 June', not a time as 2020-06-09 18:41:01"),
+    )
 
 
 @pytest.mark.parametrize("header", [[], [PAI_HEADER]])
 def test_tasks_become_leases_one_an_instance(header: list[str]) -> None:
     days = FORMATS["pai"]([*header, *PAI])
     assert sessions(days) == [(0.0, 600.0, "worker", "50%")] * 2 + [(60.0, 120.0, "tensorflow", "2")]
-    assert (days.left_out, [line for line, _ in days.bad]) == (2, [5 + len(header), 6 + len(header)])
+    assert days.left_out == 2
+    assert days.bad == (
+        (5 + len(header), "plan_gpu is 150: more than one GPU, and not whole ones"),
+        (6 + len(header), "end_time is 'never', not a number"),
+    )
 
 
 def test_pods_are_read_as_they_are_elsewhere() -> None:
@@ -128,3 +136,20 @@ def test_a_history_of_which_no_line_is_understood_says_why() -> None:
 def test_a_column_that_is_missing_is_named(name: str) -> None:
     with pytest.raises(BadRequest, match="has no column"):
         FORMATS[name](["a,b", "1,2"])
+
+
+@pytest.mark.parametrize(("name", "rows"), [("sensei", SENSEI), ("helios", HELIOS), ("pai", PAI)])
+def test_a_row_that_ends_early_is_told_and_those_after_it_are_read(name: str, rows: list[str]) -> None:
+    whole = FORMATS[name](rows)
+    cut = FORMATS[name]([*rows[:2], "7", *rows[2:]])
+    assert sessions(cut) == sessions(whole)
+    line, why = cut.bad[0]
+    assert line == 3
+    assert why.startswith("it ends before ")
+    assert len(cut.bad) == len(whole.bad) + 1
+
+
+def test_a_row_that_is_no_row_is_told_and_those_after_it_are_read() -> None:
+    days = FORMATS["sensei"]([*SENSEI[:2], "9" * 200_000, *SENSEI[2:]])
+    assert sessions(days) == sessions(FORMATS["sensei"](SENSEI))
+    assert days.bad == ((3, "field larger than field limit (131072)"),)
