@@ -2,16 +2,22 @@
 
 What is compared is use until all is done. Up to an earlier moment the orders have done different work: one
 that lets the short go first has only the long and large left by then. So do those that leave nothing idle.
+
+Which lease begins last is chance for all that do not know lengths: a long one may keep one device busy when
+all others are free. So where the same order uses less than strict order though it keeps nothing free, that
+is the measure.
 """
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_pool.policy.queue import Policy
 from gpu_pool.simulation import ORDERS, Arrival, SimulatedRun, simulate
 from gpu_pool_client import parse_request
 from support.pools import device
@@ -52,18 +58,28 @@ def run(made: tuple[int, float, float, float], order: str) -> SimulatedRun:
     return simulate(workload(*made), [device(index) for index in range(4)], ORDERS[order])
 
 
+def run_unreserved(made: tuple[int, float, float, float]) -> SimulatedRun:
+    """Return a run of the fair order in which nobody has waited long enough for anything to be kept free."""
+    devices = [device(index) for index in range(4)]
+    return simulate(workload(*made), devices, ORDERS["fair"], Policy(drain_after=math.inf))
+
+
 def compare(made: tuple[int, float, float, float]) -> None:
-    assert use(run(made, "fair")) >= 0.9 * use(run(made, "strict order"))
+    ours, strict = use(run(made, "fair")), use(run(made, "strict order"))
+    assert ours >= 0.9 * strict or ours >= 0.9 * use(run_unreserved(made))
 
 
 workloads = st.tuples(
     st.integers(0, 10**6), st.floats(0.4, 1.5), st.floats(0.0, 0.4), st.floats(0.2, 2.0)
 )  # fmt: skip
-#: In these, less than nine tenths of strict order was in use while requests came.
+#: In these, less than nine tenths of strict order was in use while requests came; in the last two until all
+#: was done as well, by one or another order that keeps nothing free, or by ours.
 FOUND = [
     (64621, 1.375, 0.0, 1.375),
     (1920, 1.0, 0.0625, 1.0),
     (511013, 0.42272107990860025, 0.04190713363634999, 1.3261305722619214),
+    (169, 1.09375, 0.0, 1.0625),
+    (169, 1.125, 0.0, 1.0625),
 ]
 
 
@@ -87,6 +103,12 @@ def test_nor_do_those_in_which_less_was_in_use_while_requests_came(
 @given(workloads)
 def test_no_workload_of_thousands_does(made: tuple[int, float, float, float]) -> None:
     compare(made)
+
+
+def test_until_all_is_done_even_an_order_that_leaves_nothing_idle_may_use_less() -> None:
+    # A lease of eight hours and a half begins among the last.
+    smallest, strict = run(FOUND[-1], "smallest first"), run(FOUND[-1], "strict order")
+    assert use(smallest) < 0.9 * use(strict)
 
 
 def test_while_requests_come_even_an_order_that_leaves_nothing_idle_may_use_less() -> None:
