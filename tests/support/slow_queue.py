@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Decision, Holding, Situation, Waiter
 from gpu_pool.policy.reservations import Plan, Plans
-from gpu_pool_client import DeviceStatus, Slice
+from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 
 
 def decide_slowly(now: Situation) -> Decision:
@@ -117,7 +117,9 @@ class _Slow:
             same = [waiter for waiter in earlier if (waiter.reserved, waiter.request, waiter.devices) == what]
             plan = self.plans.plan(first, first.reserved)
             fitting = [waiter for waiter in self.waiting if self.fits(waiter)]
-            if plan is not None and self.plans.is_worth_it(plan, same, fitting, is_kept=True):
+            if plan is not None and self.plans.is_worth_it(
+                plan, same, fitting, self.beside(first), is_kept=True
+            ):
                 self.plan, self.reserved = plan, same
         for waiter in self.turns(list(self.reserved)):
             kept = self.plan.devices if self.plan else ()
@@ -181,9 +183,15 @@ class _Slow:
             if what not in tried and now - waiter.since >= after * (16 if is_over else 1):
                 tried.append(what)
                 plan = plans.plan(waiter)
-                if plan is not None and plans.is_worth_it(plan, self.like(waiter), self.waiting):
+                if plan is not None and plans.is_worth_it(
+                    plan, self.like(waiter), self.waiting, self.beside(waiter)
+                ):
                     self.plan, self.reserved = plan, self.like(waiter)
                     return
+
+    def beside(self, first: Waiter) -> list[tuple[SliceRequest, int]]:
+        mine = first.request, first.devices
+        return [(w.request, 1) for w in self.waiting if (w.request, w.devices) != mine]
 
     def like(self, first: Waiter) -> list[Waiter]:
         what = first.request, first.devices, first.batch

@@ -11,7 +11,7 @@ passed over, and gets devices emptied for it once it has waited long enough.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import TypeAlias
@@ -157,7 +157,8 @@ class _Round:
         plan = self._plans.plan(first, first.reserved)
         # Nothing is kept free yet in this decision: whoever fits could have it.
         others = self._able() if first.request.count == 1 else ()
-        if plan is not None and self._plans.is_worth_it(plan, same, others, is_kept=True):
+        asked = self._asked_beside(first)
+        if plan is not None and self._plans.is_worth_it(plan, same, others, asked, is_kept=True):
             self._set(plan, same)
 
     def _set(self, plan: Plan, waiters: Iterable[Waiter]) -> None:
@@ -170,6 +171,15 @@ class _Round:
             return [first]  # the next of them may find room on any other device
         alike = self._by_shape[self._shape(first)]
         return [w for w in alike if w.batch == first.batch and w.number not in self._granted]
+
+    def _asked_beside(self, waiter: Waiter) -> list[tuple[SliceRequest, int]]:
+        """Return what is waited for that is not what the waiter asks for, and by how many."""
+        granted, mine = Counter(self._shape(each) for each, _ in self.grants), self._shape(waiter)
+        return [
+            (waiters[0].request, len(waiters) - granted[shape])
+            for shape, waiters in self._by_shape.items()
+            if shape != mine
+        ]
 
     def _is_all_batch(self) -> bool:
         """Whether nobody waits but batch work."""
@@ -258,7 +268,7 @@ class _Round:
                 del hindered[shape]
                 plan, same = plans.plan(waiter), self._all_like(waiter)
                 left = (w for w in self._now.queue if w.number not in self._granted)
-                if plan is not None and plans.is_worth_it(plan, same, left):
+                if plan is not None and plans.is_worth_it(plan, same, left, self._asked_beside(waiter)):
                     self._set(plan, same)
                     return
 

@@ -16,7 +16,7 @@ from gpu_pool.policy import placement
 from gpu_pool.policy.holding_times import HoldingTimes
 from gpu_pool.policy.placement import Sizes, more
 from gpu_pool.policy.queue_state import Holding, Situation, Waiter
-from gpu_pool_client import WHOLE, DeviceStatus, Slice
+from gpu_pool_client import WHOLE, DeviceStatus, Slice, SliceRequest
 from gpu_pool_client._free import fits
 
 #: A lease likely ends when this part of those like it that lasted as long have ended.
@@ -61,6 +61,7 @@ class Plans:
         self._now, self._rules = now.now, now.rules
         self._statuses = {status.device.uuid: status for status in statuses}
         self._capacity = sum(status.milli for status in statuses)
+        self._held_milli = sum(status.held_milli for status in statuses)
         self._times = HoldingTimes(now.history, holdings, now.now)
         self._held: dict[str, list[tuple[Holding, Slice]]] = defaultdict(list)
         for holding in holdings:
@@ -105,23 +106,38 @@ class Plans:
         )
 
     def is_worth_it(
-        self, plan: Plan, waiters: Sequence[Waiter], others: Iterable[Waiter], *, is_kept: bool = False
+        self,
+        plan: Plan,
+        waiters: Sequence[Waiter],
+        others: Iterable[Waiter],
+        asked: Iterable[tuple[SliceRequest, int]],
+        *,
+        is_kept: bool = False,
     ) -> bool:
         """Whether what the plan keeps idle is worth it for those who would start there one after the other.
 
         That is at most what they ask for times how long that is likely held, and a share of the pool
         for as long as the first of them has waited (for less than a device, as much less of it); somewhat
-        more where it is kept since earlier. What one device leaves idle counts more where smaller ones of the
-        ``others`` wait for it, at first.
+        more where it is kept since earlier. What several devices leave idle counts as far as the pool is
+        used, or would be if those had theirs who ``asked`` for other sizes (each, and how many): the rest
+        would idle anyway. What one leaves idle counts more where smaller ones of the ``others`` wait for it,
+        at first.
         """
         worth = sum(self._worth(waiter) for waiter in waiters)
         waited = min(_LONGEST_WAIT, self._now - min(waiter.since for waiter in waiters))
         share = self._part(waiters[0]) * (_SHARE_IF_SAID if plan.is_said else _SHARE)
         bound = (_SLACK if is_kept else 1.0) * (worth + share * self._capacity * waited)
-        if plan.idle > bound or len(plan.devices) > 1:
-            return plan.idle <= bound
+        if len(plan.devices) > 1:
+            return plan.idle * self._use(asked) <= bound
+        if plan.idle > bound:
+            return False
         crowded = _CROWDED * (1.0 - waited / _LONGEST_WAIT)
         return plan.idle * (1.0 + crowded * self._wanted(waiters[0], others)) <= bound
+
+    def _use(self, asked: Iterable[tuple[SliceRequest, int]]) -> float:
+        """Return the part of the pool that is held, or would be if so many had what they ask for."""
+        wanted = sum(self._milli(request) * count for request, count in asked)
+        return min(1.0, (self._held_milli + wanted) / self._capacity)
 
     def _part(self, waiter: Waiter) -> float:
         """Return the part of a device that it asks for: 1 for one or more."""

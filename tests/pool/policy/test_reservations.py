@@ -128,8 +128,23 @@ def test_less_may_idle_for_who_asks_for_less_than_a_gpu() -> None:
 
 def test_nothing_is_kept_free_for_ever_for_whoever_has_waited_for_ever() -> None:
     # The next start is so far away that it was not worth it, however long somebody has waited for it.
-    held = [until(0, 1000, 40 * HOUR)]
+    def held(until_then: float) -> list[Holding]:
+        return [until(0, 1000, until_then), *[until(index, 1000, 2 * HOUR) for index in (1, 2, 3)]]
+
     large = waiter(1, "4", since=0.0, longest=60.0)
-    assert not asked([large], held, now=HOUR).reservations
-    assert not asked([replace(large, since=-1000 * HOUR)], held, now=HOUR).reservations
-    assert asked([replace(large, since=-10 * HOUR)], [until(0, 1000, 8 * HOUR)], now=HOUR).reservations
+    assert not asked([large], held(40 * HOUR), now=HOUR).reservations
+    assert not asked([replace(large, since=-1000 * HOUR)], held(40 * HOUR), now=HOUR).reservations
+    assert asked([replace(large, since=-10 * HOUR)], held(8 * HOUR), now=HOUR).reservations
+
+
+def test_what_would_idle_anyway_does_not_count_until_others_want_it() -> None:
+    # Three of four GPUs are free, for twenty hours: those would cost more than eight hours of the pool.
+    held = [until(0, 1000, 21 * HOUR)]
+    large = waiter(1, "4", since=-9 * HOUR, longest=60.0)
+    assert asked([large], held).reservations == {1: ALL}
+    kept = replace(large, reserved=ALL)
+    assert asked([kept, waiter(2, "10%", user="u2", since=HOUR)], held).reservations == {1: ALL}
+    others = [waiter(number, "1", user=f"u{number}", since=HOUR) for number in (2, 3, 4)]
+    decision = asked([kept, *others], held)
+    assert granted(decision) == [2, 3, 4]
+    assert decision.reservations == {}
