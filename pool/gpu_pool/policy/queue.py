@@ -203,19 +203,25 @@ class _Round:
         for waiters in self._by_shape.values():
             # Most shapes fit nowhere: then none of those who ask for one is looked at.
             if placement.place(waiters[0].request, self._at_home(waiters[0]), self._rules) is not None:
-                for alike in self._of_each_kind([w for w in waiters if w.number not in self._granted]):
+                for alike in self._of_each_kind(self._left_of(waiters)):
                     able += alike if self._may_fit(alike[0]) else ()
         return able
+
+    def _left_of(self, waiters: list[Waiter]) -> list[Waiter]:
+        """Return those of the waiters who have been granted nothing in this decision."""
+        granted = self._granted
+        return [w for w in waiters if w.number not in granted] if granted else waiters
 
     def _of_each_kind(self, waiters: list[Waiter]) -> Iterable[list[Waiter]]:
         """Group waiters of one shape by kind, again without calls."""
         if self._plan is None:
             return filter(None, [waiters])
         kinds: defaultdict[Hashable, list[Waiter]] = defaultdict(list)
+        reserved = self._reserved
         for waiter in waiters:
             number = waiter.number
             lasting = waiter.course, waiter.longest, waiter.is_said
-            kinds[number if number in self._reserved else lasting].append(waiter)
+            kinds[number if number in reserved else lasting].append(waiter)
         return kinds.values()
 
     def _kind(self, waiter: Waiter) -> _Kind:
