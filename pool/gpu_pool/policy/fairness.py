@@ -55,13 +55,13 @@ class FairShares:
         self._user_ahead = _USER_AHEAD * policy.user_half_life / math.log(2)
         self._usage, self._now = usage, now
         #: What is held of each course and user, in the order of the holdings: so are the sums of floats.
-        self._of_courses: defaultdict[str, list[Holding]] = defaultdict(list)
-        self._of_users: defaultdict[tuple[str, str], list[Holding]] = defaultdict(list)
+        of_courses: defaultdict[str, list[Holding]] = defaultdict(list)
+        of_users: defaultdict[tuple[str, str], list[Holding]] = defaultdict(list)
+        held: defaultdict[str, int] = defaultdict(int)
         #: What courses have had and hold, and what users hold, as it counts beside what they used: of those
         #: that were asked for. Most decisions ask for a few.
         self._courses: dict[str, float] = {}
         self._users: dict[tuple[str, str], float] = {}
-        self._held: defaultdict[str, int] = defaultdict(int)
         self._capacity = sum(status.milli for status in statuses)
         waiting = situation.courses or courses_in_turn((waiter.course, waiter.batch) for waiter in queue)
         active = waiting | {holding.course for holding in holdings}
@@ -69,9 +69,10 @@ class FairShares:
         self._milli = Sizes([status.device for status in statuses], situation.rules).milli
         for holding in holdings:
             course = holding.course
-            self._held[course] += holding.milli
-            self._of_courses[course].append(holding)
-            self._of_users[course, holding.user].append(holding)
+            held[course] += holding.milli
+            of_courses[course].append(holding)
+            of_users[course, holding.user].append(holding)
+        self._of_courses, self._of_users, self._held = of_courses, of_users, held
 
     def charge(self, waiter: Waiter) -> None:
         """Count the waiter's request as held from now on."""

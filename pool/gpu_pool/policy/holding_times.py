@@ -32,12 +32,13 @@ class HoldingTimes:
     """
 
     def __init__(self, ended: Iterable[HoldingTime], holdings: Iterable[Holding], now: float) -> None:
-        self._ended: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-        self._going_on: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        have_ended: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        going_on: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         for each in ended:
-            self._ended[each.course, each.milli].append(each.seconds)
+            have_ended[each.course, each.milli].append(each.seconds)
         for holding in holdings:
-            self._going_on[holding.course, holding.milli].append(now - holding.since)
+            going_on[holding.course, holding.milli].append(now - holding.since)
+        self._ended, self._going_on = have_ended, going_on
         #: None of which too few are known.
         self._curves: dict[_Kind, _Curve | None] = {}
 

@@ -63,10 +63,11 @@ class Plans:
         self._capacity = sum(status.milli for status in statuses)
         self._held_milli = sum(status.held_milli for status in statuses)
         self._times = HoldingTimes(now.history, holdings, now.now)
-        self._held: dict[str, list[tuple[Holding, Slice]]] = defaultdict(list)
+        held: defaultdict[str, list[tuple[Holding, Slice]]] = defaultdict(list)
         for holding in holdings:
             for part in holding.parts:
-                self._held[part.device.uuid].append((holding, part))
+                held[part.device.uuid].append((holding, part))
+        self._held = held
         self._ends: dict[str, list[tuple[float, Slice]]] = {}
         self._milli = Sizes([status.device for status in statuses], now.rules).milli
 
