@@ -35,17 +35,26 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
 
 def growth(rows: Sequence[Row]) -> Any:
     """Draw each curve: our figure by the number of leases."""
+    return _curves(rows, "leases held")
+
+
+def decisions(rows: Sequence[Row]) -> Any:
+    """Draw each curve: our figure by the number of those who wait."""
+    return _curves(rows, "leases waiting")
+
+
+def _curves(rows: Sequence[Row], sizes: str) -> Any:
     curves = [row for row in rows if row["points"]]
     figure, axes = plt.subplots(1, len(curves), figsize=(3.4 * len(curves), 3.0), squeeze=False)
     for row, each in zip(curves, axes[0], strict=True):
         each.plot(*zip(*row["points"], strict=True), "o-", color=OURS)
-        each.set(xscale="log", xlabel="leases held", ylabel=row["unit"])
+        each.set(xscale="log", xlabel=sizes, ylabel=row["unit"])
         figures = [figure for _, figure in row["points"]]
         if max(figures) < _WIDE * min(figures):
             each.set_ylim(bottom=0)
         else:
             each.set_yscale("log")
-        each.set_title(row["what"].partition(" at ")[0].partition(" of ")[0], fontsize=10)
+        each.set_title(row["what"].partition(" at ")[0].partition(" of ")[0].partition(",")[0], fontsize=10)
         each.grid(alpha=0.3)
     figure.tight_layout()
     return figure
@@ -126,6 +135,7 @@ PLOTS = {
     "kernels": Plot(ratios, "kernels", "room", "pods"),
     "grants": Plot(rates, "stores", "peers"),
     "growth": Plot(growth, "growth"),
+    "decisions": Plot(decisions, "decisions"),
     "cluster": Plot(scale, "cluster"),
     "queues": Plot(waits, "queues"),
 }

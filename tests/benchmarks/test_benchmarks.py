@@ -59,12 +59,13 @@ def test_one_that_breaks_keeps_nobody_from_being_measured(tmp_path: Path) -> Non
 def test_plots_are_drawn_from_the_rows_without_a_display(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     row = {"what": "a grant at 10 held", "ours": 2.0, "yardstick": 1.0, "ratio": 2.0, "unit": "ms/s"}
-    of = [{**row, "name": name, "points": [[1, 1], [10, 2]]} for name in ("kernels", "stores", "growth")]
+    names = ("kernels", "stores", "growth", "decisions")
+    of = [{**row, "name": name, "points": [[1, 1], [10, 2]]} for name in names]
     (tmp_path / "found.json").write_text(json.dumps({"rows": of}))
     command = [sys.executable, "-m", "benchmarks.plots", tmp_path / "found.json", tmp_path / "plots"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     drawn = {path.name: path.read_bytes()[:8] for path in (tmp_path / "plots").iterdir()}
-    assert drawn == {f"bench-{name}.png": b"\x89PNG\r\n\x1a\n" for name in ("kernels", "grants", "growth")}
+    assert drawn == {f"bench-{name}.png": b"\x89PNG\r\n\x1a\n" for name in ("kernels", "grants", *names[2:])}
 
 
 @pytest.mark.long
