@@ -18,7 +18,6 @@ from gpu_pool_client._errors import (
 )
 from gpu_pool_client._leases import (
     Activity,
-    Effect,
     EndedLease,
     EndReason,
     Failure,
@@ -28,6 +27,7 @@ from gpu_pool_client._leases import (
     Outlook,
     Place,
     PoolStatus,
+    TakingEffect,
     Terms,
     WhenIdle,
 )
@@ -53,7 +53,6 @@ __all__ = [
     "BadRequest",
     "Device",
     "DeviceStatus",
-    "Effect",
     "EndReason",
     "EndedLease",
     "Enforcement",
@@ -80,6 +79,7 @@ __all__ = [
     "Slice",
     "SliceRequest",
     "Strength",
+    "TakingEffect",
     "Terms",
     "TimedOut",
     "WhenIdle",

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from gpu_pool_client._background import give_back
 from gpu_pool_client._errors import NotAllowed
-from gpu_pool_client._leases import Activity, Effect, EndReason, Lease, Outlook
+from gpu_pool_client._leases import Activity, EndReason, Lease, Outlook, TakingEffect
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     OWNERS,
@@ -370,7 +370,7 @@ class LeaseOperations(abc.ABC):
     # -- Taking slices back -------------------------------------------------
 
     @operation(None, may=OWNERS, cost=Cost.QUESTION, missing=_ON_PAGES)
-    async def effect_of_taking(self, lease_id: str) -> Effect:
+    async def effect_of_taking(self, lease_id: str) -> TakingEffect:
         """Say what becomes of a lease's kernel if its slices are taken back now.
 
         Parameters
@@ -380,7 +380,7 @@ class LeaseOperations(abc.ABC):
 
         Returns
         -------
-        Effect
+        TakingEffect
             Whether the kernel lives on.
         """
         return await self._perform(LeaseOperations.effect_of_taking, lease_id)

@@ -257,7 +257,7 @@ class Holder:
     yields: bool = False
 
 
-class Effect(Enum):
+class TakingEffect(Enum):
     """What taking a lease's slices back does to whatever uses them."""
 
     LEAVES_QUEUE = "leaves-queue"

@@ -7,7 +7,6 @@ import pytest
 from gpu_pool_client import (
     Activity,
     BadRequest,
-    Effect,
     EndReason,
     GpuPoolError,
     Holder,
@@ -15,6 +14,7 @@ from gpu_pool_client import (
     LeaseGone,
     NotAllowed,
     Pool,
+    TakingEffect,
     parse_request,
 )
 from support.pools import ME, key, take
@@ -30,8 +30,8 @@ async def test_what_taking_a_slice_back_does(pool: Pool, is_remote: bool) -> Non
             await pool.effect_of_taking(held)
         return
     # Neither is a kernel's.
-    assert await pool.effect_of_taking(held) is Effect.FREES_SLICE
-    assert await pool.effect_of_taking(waiting) is Effect.LEAVES_QUEUE
+    assert await pool.effect_of_taking(held) is TakingEffect.FREES_SLICE
+    assert await pool.effect_of_taking(waiting) is TakingEffect.LEAVES_QUEUE
     with pytest.raises(LeaseGone):
         await pool.effect_of_taking("1-00000000")
 

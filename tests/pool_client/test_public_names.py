@@ -13,7 +13,7 @@ PUBLIC = [
     "BadRequest",
     "Device",
     "DeviceStatus",
-    "Effect",
+    "TakingEffect",
     "EndReason",
     "EndedLease",
     "Enforcement",

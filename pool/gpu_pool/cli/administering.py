@@ -21,7 +21,7 @@ from gpu_pool.cli.past import hashed, nameless, recorded_rows
 from gpu_pool.cli.session import CommandSession, json_option, naming_leases, verb
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
-from gpu_pool.policy.use_over_time import Period, UseOverTime, until_now, use_over_time
+from gpu_pool.policy.use_over_time import PeriodParts, UseOverTime, until_now, use_over_time
 from gpu_pool_client import (
     BadRequest,
     EndedLease,
@@ -340,7 +340,7 @@ def _draw(session: CommandSession, path: Path, by: str, first: float, last: floa
     from gpu_pool.cli import use_plot
     from gpu_pool.cli.recorded import write_plot
 
-    period = Period(first, max(last - first, 1.0) / use_plot.BARS, use_plot.BARS)
+    period = PeriodParts(first, max(last - first, 1.0) / use_plot.BARS, use_plot.BARS)
     # What is drawn lies in its days already.
     kind = "course" if by == "day" else by
     use = session.ask(lambda pool: _use(pool, _KEYS[kind], period))
@@ -349,7 +349,7 @@ def _draw(session: CommandSession, path: Path, by: str, first: float, last: floa
     write_plot(path, use_plot.use_plot(title, use, period))
 
 
-async def _use(pool: Pool, key_of: Callable[[EndedLease], str], period: Period) -> UseOverTime:
+async def _use(pool: Pool, key_of: Callable[[EndedLease], str], period: PeriodParts) -> UseOverTime:
     rows, status = await pool.history(period.began), await pool.status()
     living = until_now((*status.leases, *status.queue), time.time())
     try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpu_pool.policy.use_over_time import Period, UseOverTime, round_up
+from gpu_pool.policy.use_over_time import PeriodParts, UseOverTime, round_up
 from gpu_pool.simulation.plot import COLOURS, text
 
 #: Bars of the plot.
@@ -24,7 +24,7 @@ _LENT_FILL: Final = (
 )
 
 
-def use_plot(title: str, use: UseOverTime, period: Period) -> str:
+def use_plot(title: str, use: UseOverTime, period: PeriodParts) -> str:
     """Draw what was held by each group, above it what was lent, and a line for cells that ran; as SVG."""
     groups = _largest(use)
     totals = use.held_by_all
@@ -92,7 +92,7 @@ def _scale(top: float) -> Iterator[str]:
     yield text(10, _TOP - 10, "GPUs", 12)
 
 
-def _times(period: Period) -> Iterator[str]:
+def _times(period: PeriodParts) -> Iterator[str]:
     """Write when the period begins, and each sixth of it, by this machine's clock."""
     length = period.seconds * period.parts
     for sixth in range(7):

@@ -16,7 +16,7 @@ BusyTimes = Mapping[str, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class PeriodParts:
     """A time that is divided into parts of the same length."""
 
     #: In Unix seconds.
@@ -57,7 +57,7 @@ class UseOverTime:
 def use_over_time(
     rows: Iterable[EndedLease],
     key_of: Callable[[EndedLease], str],
-    period: Period,
+    period: PeriodParts,
     busy: BusyTimes | None = None,
 ) -> UseOverTime:
     """Spread what leases used over a period.

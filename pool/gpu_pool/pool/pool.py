@@ -30,7 +30,6 @@ from gpu_pool_client import (
     Activity,
     BadRequest,
     DeviceStatus,
-    Effect,
     EndedLease,
     EndReason,
     Holder,
@@ -46,6 +45,7 @@ from gpu_pool_client import (
     PoolUnreachable,
     Process,
     SliceRequest,
+    TakingEffect,
     TimedOut,
 )
 
@@ -405,7 +405,7 @@ class GpuPool(Pool):
 
     # -- Taking slices back --------------------------------------------------------
 
-    async def effect_of_taking(self, lease_id: str) -> Effect:
+    async def effect_of_taking(self, lease_id: str) -> TakingEffect:
         """Say what becomes of a lease's kernel if its slices are taken back now. Raises ``LeaseGone``."""
         lease = await self.core.living(lease_id)
         is_kernel = await self.store.run(leases.has_manager, lease_id)
@@ -421,7 +421,7 @@ class GpuPool(Pool):
         Raises ``NotAllowed`` where that would end the kernel, and ``LeaseGone``.
         """
         with self._asked(lease=lease_id):
-            if await self.effect_of_taking(lease_id) is not Effect.KEEPS_KERNEL:
+            if await self.effect_of_taking(lease_id) is not TakingEffect.KEEPS_KERNEL:
                 raise NotAllowed(
                     "The slice cannot go without its kernel, which has used the GPU.",
                     "Take it back when the kernel is idle, or end the kernel.",

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_pool.policy.use_over_time import Period, round_up, use_over_time
+from gpu_pool.policy.use_over_time import PeriodParts, round_up, use_over_time
 from gpu_pool_client import EndedLease
 
 HOUR = 3600.0
 #: Four parts of an hour.
-PERIOD = Period(began=10 * HOUR, seconds=HOUR, parts=4)
+PERIOD = PeriodParts(began=10 * HOUR, seconds=HOUR, parts=4)
 
 
 def ended(**facts: Any) -> EndedLease:
@@ -72,7 +72,7 @@ def test_nothing_is_said_of_cells_where_that_is_not_to_be_told() -> None:
 @given(st.floats(0, 20), st.floats(0, 20), st.floats(0.1, 5), st.integers(1, 40))
 def test_a_time_is_divided_without_loss(first: float, last: float, seconds: float, parts: int) -> None:
     began, ended_at = sorted((first, last))
-    period = Period(2.0, seconds, parts)
+    period = PeriodParts(2.0, seconds, parts)
     inside = max(0.0, min(ended_at, 2.0 + seconds * parts) - max(began, 2.0))
     assert sum(each for _, each in period.overlaps(began, ended_at)) == pytest.approx(inside, abs=1e-6)
 

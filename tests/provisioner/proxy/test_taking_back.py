@@ -20,13 +20,13 @@ from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     Activity,
     BadRequest,
-    Effect,
     EndReason,
     Lease,
     LeaseState,
     NotAllowed,
     PoolUnreachable,
     Process,
+    TakingEffect,
 )
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import State, expiry_policy, idling
@@ -83,7 +83,7 @@ async def test_a_kernel_that_has_not_used_cuda_lives_on_and_its_next_cell_says_w
     async with frontend(km) as page:
         await page.run("kept = 42").done()
         lease = await served.only_lease()
-        assert await pool.effect_of_taking(lease.id) is Effect.KEEPS_KERNEL
+        assert await pool.effect_of_taking(lease.id) is TakingEffect.KEEPS_KERNEL
         taken = await pool.withdraw(lease.id, EXAM, EndReason.REVOKED)
         assert (taken.state, taken.asked_back) == (LeaseState.PARKED, EndReason.REVOKED)
         await has_noticed(km)
@@ -110,7 +110,7 @@ async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before
     async with frontend(km) as page:
         await page.run(USE_CUDA).done()
         lease = await served.only_lease()
-        assert await pool.effect_of_taking(lease.id) is Effect.ENDS_KERNEL
+        assert await pool.effect_of_taking(lease.id) is TakingEffect.ENDS_KERNEL
         with pytest.raises(NotAllowed, match="has used the GPU"):
             await pool.withdraw(lease.id, EXAM, EndReason.REVOKED)
         assert (await served.only_lease()).state is LeaseState.HELD
@@ -209,7 +209,7 @@ async def test_whoever_takes_a_parked_kernel_s_lease_is_told_of_with_their_words
         lease = await served.only_lease()
         await pool.withdraw(lease.id, "", EndReason.RELEASED)
         await has_noticed(km)
-        assert await pool.effect_of_taking(lease.id) is Effect.ENDS_KERNEL
+        assert await pool.effect_of_taking(lease.id) is TakingEffect.ENDS_KERNEL
         await pool.revoke(lease.id, EXAM)
 
         async def is_told() -> bool:
@@ -223,8 +223,8 @@ async def test_what_no_kernel_manager_looks_after_goes_at_once_or_not_at_all(ser
     held = await take(pool, "60%", "held")
     waiting = await take(pool, "60%", "waiting")
     await pool.attach(held, Process.current())
-    assert await pool.effect_of_taking(held) is Effect.FREES_SLICE
-    assert await pool.effect_of_taking(waiting) is Effect.LEAVES_QUEUE
+    assert await pool.effect_of_taking(held) is TakingEffect.FREES_SLICE
+    assert await pool.effect_of_taking(waiting) is TakingEffect.LEAVES_QUEUE
     with pytest.raises(NotAllowed):
         await pool.withdraw(held, "", EndReason.RELEASED)
     with pytest.raises(BadRequest, match="Only a kernel's"):

@@ -43,7 +43,7 @@ from gpu_pool.cluster.dialects.base import (
     Dialect,
     DialectTable,
     Gpu,
-    Hold,
+    Holding,
     PodBans,
     PodParts,
     SliceStatement,
@@ -198,7 +198,7 @@ class Dra(Dialect):
         refuse_several(request, self.table.title, "MIG instances can be of the same GPU")
         return self._mig(request)
 
-    def holds(self, pod: Pod) -> tuple[Hold, ...]:
+    def holds(self, pod: Pod) -> tuple[Holding, ...]:
         """Read the claims that are reserved for the pod."""
         return self._held.get((pod.namespace, pod.name), ())
 
@@ -218,7 +218,7 @@ class Dra(Dialect):
         )
 
     @cached_property
-    def _held(self) -> dict[tuple[str, str], tuple[Hold, ...]]:
+    def _held(self) -> dict[tuple[str, str], tuple[Holding, ...]]:
         return claim_holds(self.cluster, self._listed)
 
     def _gpus(self) -> list[ListedDevice]:

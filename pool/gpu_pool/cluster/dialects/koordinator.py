@@ -30,7 +30,7 @@ from gpu_pool.cluster.dialects.base import (
     DialectOptions,
     DialectTable,
     Gpu,
-    Hold,
+    Holding,
     PodBans,
     PodParts,
     SliceStatement,
@@ -111,11 +111,11 @@ class Koordinator(Dialect):
         truth = SliceStatement(request.count, cores, size.memory_mib, enforcement, rounded, size.notes)
         return Translation(self.table.name, pod, truth)
 
-    def holds(self, pod: Pod) -> tuple[Hold, ...]:
+    def holds(self, pod: Pod) -> tuple[Holding, ...]:
         """Read what Koordinator's scheduler wrote down when it placed the pod."""
         found = mapping(read_json(pod.annotation(_ALLOCATED) or "{}"))
         return tuple(
-            Hold(
+            Holding(
                 _GRAIN * quantity(resources.get(_CORE, 0)),
                 mib(resources.get(_MEMORY, 0)),
                 _uuid(pod.node, whole(each.get("minor", 0))),

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpu_pool.cluster.dialects.amounts import mig_milli
-from gpu_pool.cluster.dialects.base import DEFAULTS, DialectOptions, Gpu, Hold
+from gpu_pool.cluster.dialects.base import DEFAULTS, DialectOptions, Gpu, Holding
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, listing, mapping, mib, quantity
 from gpu_pool_client import WHOLE, Device
 
@@ -54,9 +54,9 @@ class MigPlacement:
     is_common: bool = False
 
     @property
-    def hold(self) -> Hold:
+    def hold(self) -> Holding:
         """What a pod has of the card by it."""
-        return Hold(self.charged_milli, self.memory_mib)
+        return Holding(self.charged_milli, self.memory_mib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,14 +326,16 @@ def _placement(part: ListedDevice, total: int) -> MigPlacement:
 # -- Claims ----------------------------------------------------------------
 
 
-def claim_holds(cluster: Cluster, devices: Sequence[ListedDevice]) -> dict[tuple[str, str], tuple[Hold, ...]]:
+def claim_holds(
+    cluster: Cluster, devices: Sequence[ListedDevice]
+) -> dict[tuple[str, str], tuple[Holding, ...]]:
     """Return what each pod, by namespace and name, has of the devices by the claims reserved for it."""
     by_place = {(each.pool, each.name): (each, None) for each in devices if each.is_offered}
     places: dict[tuple[str, str], tuple[ListedDevice, MigPlacement | None]] = {
         **by_place,
         **{(each.pool, part.name): (each, part) for each in devices for part in each.placements},
     }
-    held: dict[tuple[str, str], tuple[Hold, ...]] = {}
+    held: dict[tuple[str, str], tuple[Holding, ...]] = {}
     for claim in cluster.resource_claims:
         metadata, status = mapping(claim.get("metadata")), mapping(claim.get("status"))
         namespace, name = str(metadata.get("namespace", "default")), str(metadata.get("name", ""))
@@ -348,7 +350,7 @@ def claim_holds(cluster: Cluster, devices: Sequence[ListedDevice]) -> dict[tuple
 
 def _results(
     claim: Manifest, places: Mapping[tuple[str, str], tuple[ListedDevice, MigPlacement | None]]
-) -> Iterator[Hold]:
+) -> Iterator[Holding]:
     """Yield what a claim was given of devices that are listed."""
     allocation = mapping(mapping(claim.get("status")).get("allocation"))
     monitoring = set(_for_monitoring(claim))
@@ -372,17 +374,17 @@ def _for_monitoring(claim: Manifest) -> Iterator[str]:
             yield str(request.get("name"))
 
 
-def _hold(device: ListedDevice, consumed: Manifest) -> Hold:
+def _hold(device: ListedDevice, consumed: Manifest) -> Holding:
     """Return the whole device where the claim did not consume a part of it."""
     total, uuid = device.gpu.device.memory_mib, device.gpu.device.uuid
     if not device.shared:
-        return Hold(device.gpu.device.milli, total, uuid)
+        return Holding(device.gpu.device.milli, total, uuid)
     memory = max(0, mib(consumed.get("memory", 0)))
     if device.shares:
         milli = -(-max(0, quantity(consumed.get("shares", 1))) * WHOLE // device.shares)
     else:
         milli = -(-memory * WHOLE // total) if total else 0
-    return Hold(min(WHOLE, milli), min(memory, total) if total else memory, uuid)
+    return Holding(min(WHOLE, milli), min(memory, total) if total else memory, uuid)
 
 
 def divided_by_claims(cluster: Cluster, devices: Sequence[ListedDevice]) -> frozenset[str]:

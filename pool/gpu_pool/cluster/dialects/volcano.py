@@ -33,7 +33,7 @@ from gpu_pool.cluster.dialects.base import (
     Dialect,
     DialectTable,
     Gpu,
-    Hold,
+    Holding,
     PodBans,
     PodParts,
     SliceStatement,
@@ -111,7 +111,7 @@ class Volcano(Dialect):
         )
         return Translation(self.table.name, self._pod(size, limits), truth)
 
-    def holds(self, pod: Pod) -> tuple[Hold, ...]:
+    def holds(self, pod: Pod) -> tuple[Holding, ...]:
         """Read what Volcano's scheduler wrote down when it placed the pod."""
         return holdings(pod, pod.annotation(_ALLOCATED), self.options.volcano_memory_factor)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from gpu_pool.policy.use_over_time import BusyTimes, Period, round_up, use_over_time
+from gpu_pool.policy.use_over_time import BusyTimes, PeriodParts, round_up, use_over_time
 from gpu_pool.service.dashboard.pool_view import (
     Mark,
     PageTime,
@@ -144,7 +144,7 @@ def plot(
 
     ``busy`` is when kernels worked, where the viewer may know it.
     """
-    period = Period(now - days * _DAY, days * _DAY / BUCKETS, BUCKETS)
+    period = PeriodParts(now - days * _DAY, days * _DAY / BUCKETS, BUCKETS)
     use = use_over_time(rows, lambda row: course_label(row.course), period, busy)
     totals = use.held_by_all
     top = round_up(max(map(sum, zip(totals, use.lent, strict=True))) / period.seconds)

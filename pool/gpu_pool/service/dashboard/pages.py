@@ -26,7 +26,6 @@ from gpu_pool.service.dashboard.live_pages import DashboardPage, LivePage, PageD
 from gpu_pool.service.dashboard.pool_view import as_seen_by, without_names
 from gpu_pool_client import (
     BadRequest,
-    Effect,
     EndReason,
     GpuPoolError,
     Lease,
@@ -36,6 +35,7 @@ from gpu_pool_client import (
     Outlook,
     Place,
     PoolStatus,
+    TakingEffect,
 )
 
 
@@ -64,7 +64,7 @@ _OTHERWISE_NOW: Final = (
 class _OfLease(DashboardPage):
     """Shows a lease to its user, or to an administrator."""
 
-    async def draw_lease(self, lease_id: str, effect: Effect, refused: str = "", why: str = "") -> None:
+    async def draw_lease(self, lease_id: str, effect: TakingEffect, refused: str = "", why: str = "") -> None:
         """Show it, with what can be done and what each of that does."""
         data = await self.dashboard.read()
         status = data.snapshot.status
@@ -116,7 +116,7 @@ class _TakeBack(_OfLease, FormAction, ABC):
         if self.get_body_argument("effect", effect.value) != effect.value:
             await self.draw_lease(lease_id, effect, _OTHERWISE_NOW, why)
             return
-        if effect is Effect.KEEPS_KERNEL:
+        if effect is TakingEffect.KEEPS_KERNEL:
             await self._withdraw(lease_id, why)
         else:
             await self.end(lease_id, why)
@@ -211,29 +211,29 @@ class LeaseChoice:
     warning: str = ""
 
 
-def title_of(effect: Effect, *, is_own: bool) -> str:
+def title_of(effect: TakingEffect, *, is_own: bool) -> str:
     """Return the heading of a lease's page, for its user or for an administrator."""
-    if effect is Effect.LEAVES_QUEUE:
+    if effect is TakingEffect.LEAVES_QUEUE:
         return "Leave the queue" if is_own else "Remove from the queue"
     return "Give back a slice" if is_own else "Revoke a slice"
 
 
-def lease_choices(lease: Lease, effect: Effect, *, is_own: bool) -> tuple[LeaseChoice, ...]:
+def lease_choices(lease: Lease, effect: TakingEffect, *, is_own: bool) -> tuple[LeaseChoice, ...]:
     """Return what can be done, the gentlest first."""
     return tuple(_choices(lease, effect, "Give back" if is_own else "Revoke", is_own))
 
 
-def _choices(lease: Lease, effect: Effect, verb: str, is_own: bool) -> Iterable[LeaseChoice]:
+def _choices(lease: Lease, effect: TakingEffect, verb: str, is_own: bool) -> Iterable[LeaseChoice]:
     this = f"{verb} this slice now"
-    if effect is Effect.LEAVES_QUEUE:
+    if effect is TakingEffect.LEAVES_QUEUE:
         title = title_of(effect, is_own=is_own)
         yield LeaseChoice(NOW, f"{title} now", _QUEUE, f"{title} now")
-    elif effect is Effect.FREES_SLICE:
+    elif effect is TakingEffect.FREES_SLICE:
         yield LeaseChoice(NOW, f"{verb} now", _FREED, this)
     elif lease.state is not LeaseState.HELD:
         yield LeaseChoice(NOW, f"{verb} now", _PARKED, this, _ALL_LOST)
     else:
-        is_kept = effect is Effect.KEEPS_KERNEL
+        is_kept = effect is TakingEffect.KEEPS_KERNEL
         if lease.asked_back is None:
             text, lost = (_KEPT_WHEN_IDLE, "") if is_kept else (_ENDED_WHEN_IDLE, _ALL_LOST)
             yield LeaseChoice(WHEN_IDLE, f"{verb} when idle", text, f"{verb} it when idle", lost)
