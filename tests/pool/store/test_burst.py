@@ -15,11 +15,11 @@ from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import database
-from gpu_pool.tuning import Tuning
 from gpu_pool_client import Device, Holder, parse_request
+from support.passes import NO_PASSES
 from support.pools import V100, take
 
-SETTINGS = PoolSettings(tuning=Tuning(passes_every=None))
+SETTINGS = PoolSettings(tuning=NO_PASSES)
 
 
 class Lender(LocalBackend):

@@ -22,6 +22,7 @@ from gpu_pool.store.database import APPLICATION_ID, Database
 from gpu_pool.store.errors import StoreUnusable
 from gpu_pool.store.schema import migrations, statements
 from gpu_pool_client import Failure
+from support.passes import NO_PASSES
 from support.pools import embedded, identity, running, take
 
 #: A schema after the newest, as a release to come might have it.
@@ -138,7 +139,7 @@ async def test_what_was_granted_before_kernels_gave_way_never_does(path: Path) -
 
 
 async def test_only_slices_with_a_limit_are_written_with_it(path: Path) -> None:
-    async with embedded(path) as pool:
+    async with embedded(path, tuning=NO_PASSES) as pool:  # in which nothing is lent
         plain, limited = await take(pool, "2%", "plain"), await take(pool, "2%..10%", "limited")
         assert rows(path, "SELECT slices FROM lease ORDER BY number") == [
             ("[[1, 20, 655, 0]]",),
