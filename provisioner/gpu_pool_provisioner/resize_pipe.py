@@ -99,8 +99,9 @@ class ResizeRequests:
         """Tell the kernel what changes in its environment: each variable's value before and now."""
         line = json.dumps(changed).encode() + b"\n"
         try:
-            if changed and len(line) <= _MOST:
-                os.write(self._changes[0], line)
+            # None once it was closed, which another thread may do meanwhile.
+            for pipe in tuple(self._changes) if changed and len(line) <= _MOST else ():
+                os.write(pipe, line)
         except OSError as error:  # it does not read
             get_logger().warning("A kernel could not be told what its slice may use now: %s", error)
 

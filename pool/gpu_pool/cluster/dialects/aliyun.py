@@ -27,8 +27,8 @@ from gpu_pool.cluster.dialects.base import (
     DialectOptions,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     Rounding,
     SliceStatement,
@@ -114,7 +114,7 @@ class Aliyun(Dialect):
             self.table.name, pod, SliceStatement(1, cores, granted, enforcement, rounded, size.notes)
         )
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Read its limits, and the GPU's number where the scheduler wrote it down."""
         memory = pod.limit(_MEMORY) * self.options.aliyun_memory_unit
         gpus = _on(self.cluster.node(pod.node), self.options)
@@ -122,7 +122,7 @@ class Aliyun(Dialect):
             return ()
         index = pod.annotation(_INDEX)
         uuid = gpus[int(index)].device.uuid if index.isdecimal() and int(index) < len(gpus) else ""
-        return (Holding(-(-memory * WHOLE // gpus[0].device.memory_mib), memory, uuid),)
+        return (PodHolding(-(-memory * WHOLE // gpus[0].device.memory_mib), memory, uuid),)
 
     def _compute(self, asked: int, granted: int) -> tuple[Rounding, ...]:
         why = "cGPU counts whole percents" if self.options.memory_limiter else "in proportion to memory"

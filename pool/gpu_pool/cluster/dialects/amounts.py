@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool.cluster.dialects.base import WHOLE_GPU, DialectOptions, Gpu, Holding, Rounding, SliceStatement
+from gpu_pool.cluster.dialects.base import (
+    WHOLE_GPU,
+    DialectOptions,
+    Gpu,
+    PodHolding,
+    Rounding,
+    SliceStatement,
+)
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, Node
 from gpu_pool_client import (
     WHOLE,
@@ -255,9 +262,9 @@ class FixedOffer:
         return self.held_by or ENFORCED[self.mode]
 
     @property
-    def hold(self) -> Holding:
+    def hold(self) -> PodHolding:
         """What a pod holds that has one."""
-        return Holding(self.milli, self.memory_mib)
+        return PodHolding(self.milli, self.memory_mib)
 
     def excess(self, request: SliceRequest) -> int:
         """How much of what was asked for it is, in thousandths: 1000 is exactly that, less is too little."""

@@ -286,7 +286,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PodHolding:
     """What a pod holds of one GPU."""
 
     milli: int
@@ -335,7 +335,7 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Return what a pod that is on a node holds there, one entry per GPU."""
 
 

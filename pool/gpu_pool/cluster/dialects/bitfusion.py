@@ -21,8 +21,8 @@ from gpu_pool.cluster.dialects.base import (
     Dialect,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     SliceStatement,
     Translation,
@@ -91,12 +91,12 @@ class Bitfusion(Dialect):
         truth = SliceStatement(request.count, milli, request.memory_mib, _SERVER, rounded, notes)
         return Translation(self.table.name, pod, truth)
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Read its containers' limits, which are for each of their GPUs; these are on another machine."""
         held = held_together(pod.containers, map(_amounts, pod.containers))
         count = min(MAX_GPUS, held.get("gpus", 0))
         return tuple(
-            Holding(_nth(held.get("milli", 0), count, n), _nth(held.get("mib", 0), count, n))
+            PodHolding(_nth(held.get("milli", 0), count, n), _nth(held.get("mib", 0), count, n))
             for n in range(count)
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_pool.cluster.dialects.amounts import cut
-from gpu_pool.cluster.dialects.base import Dialect, Gpu, Holding, SliceStatement
+from gpu_pool.cluster.dialects.base import Dialect, Gpu, PodHolding, SliceStatement
 from gpu_pool.cluster.dialects.objects import Pod
 from gpu_pool_client import WHOLE, DeviceStatus, GpuPoolError, SliceRequest, Strength
 
@@ -24,7 +24,7 @@ class PodUse:
 
     namespace: str
     name: str
-    holds: tuple[Holding, ...]
+    holds: tuple[PodHolding, ...]
 
     @property
     def milli(self) -> int:
@@ -76,7 +76,7 @@ def usage(dialect: Dialect, pods: Iterable[Pod | None]) -> tuple[NodeUse, ...]:
     return tuple(_node(name, gpus[name], tuple(by_node[name])) for name in names)
 
 
-def _bounded(holds: tuple[Holding, ...], gpus: Sequence[Gpu]) -> tuple[Holding, ...]:
+def _bounded(holds: tuple[PodHolding, ...], gpus: Sequence[Gpu]) -> tuple[PodHolding, ...]:
     """Return the holds, none with more memory than programs can have of its GPU."""
     totals = {gpu.device.uuid: gpu.device.memory_mib for gpu in gpus}
     most = max(totals.values(), default=0)
@@ -89,7 +89,7 @@ def _bounded(holds: tuple[Holding, ...], gpus: Sequence[Gpu]) -> tuple[Holding, 
     )
 
 
-def _once(holds: tuple[Holding, ...], counted: set[tuple[str, str]]) -> tuple[Holding, ...]:
+def _once(holds: tuple[PodHolding, ...], counted: set[tuple[str, str]]) -> tuple[PodHolding, ...]:
     """Return what of this was not counted with an earlier pod that has it, too; take note of it."""
     new = tuple(hold for hold in holds if not hold.common or (hold.common, hold.uuid) not in counted)
     counted.update((hold.common, hold.uuid) for hold in new if hold.common)
@@ -110,7 +110,7 @@ def _node(name: str, gpus: Sequence[Gpu], pods: tuple[PodUse, ...]) -> NodeUse:
     return NodeUse(name, tuple(statuses.values()), pods, exact)
 
 
-def _first_fit(statuses: Sequence[DeviceStatus], hold: Holding) -> DeviceStatus | None:
+def _first_fit(statuses: Sequence[DeviceStatus], hold: PodHolding) -> DeviceStatus | None:
     """Return the first of the smallest GPUs or MIG instances with enough left, else the one with the most."""
     fitting = [status for status in statuses if _has_capacity(status, hold)]
     if fitting:
@@ -118,14 +118,14 @@ def _first_fit(statuses: Sequence[DeviceStatus], hold: Holding) -> DeviceStatus 
     return max(statuses, key=lambda status: status.unheld_milli, default=None)
 
 
-def _has_capacity(status: DeviceStatus, hold: Holding) -> bool:
+def _has_capacity(status: DeviceStatus, hold: PodHolding) -> bool:
     # What runs already may be on a GPU on which nothing more is granted.
     slots = replace(status, drained=False).free_contexts
     memory = not status.device.memory_mib or status.unheld_memory_mib >= hold.memory_mib
     return memory and status.unheld_milli >= hold.milli and (slots is None or slots > 0)
 
 
-def _with(status: DeviceStatus, hold: Holding) -> DeviceStatus:
+def _with(status: DeviceStatus, hold: PodHolding) -> DeviceStatus:
     return DeviceStatus(
         status.device,
         status.held_milli + hold.milli,

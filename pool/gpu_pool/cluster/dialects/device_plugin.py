@@ -42,8 +42,8 @@ from gpu_pool.cluster.dialects.base import (
     DialectOptions,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     SliceStatement,
     Translation,
@@ -127,7 +127,7 @@ class DevicePlugin(Dialect):
         pod = self._pod({taken[0].resource: "1"}, taken)
         return Translation(self.table.name, pod, statement(request, taken, _notes(taken[0])))
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Return one entry per replica, instance or GPU that the pod has."""
         offers = self._by_node.get(pod.node, ())
         return tuple(offer.hold for offer in offers for _ in range(pod.count(offer.resource)))

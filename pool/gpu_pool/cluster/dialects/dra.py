@@ -43,8 +43,8 @@ from gpu_pool.cluster.dialects.base import (
     Dialect,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     SliceStatement,
     Translation,
@@ -198,7 +198,7 @@ class Dra(Dialect):
         refuse_several(request, self.table.title, "MIG instances can be of the same GPU")
         return self._mig(request)
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Read the claims that are reserved for the pod."""
         return self._held.get((pod.namespace, pod.name), ())
 
@@ -218,7 +218,7 @@ class Dra(Dialect):
         )
 
     @cached_property
-    def _held(self) -> dict[tuple[str, str], tuple[Holding, ...]]:
+    def _held(self) -> dict[tuple[str, str], tuple[PodHolding, ...]]:
         return claim_holds(self.cluster, self._listed)
 
     def _gpus(self) -> list[ListedDevice]:

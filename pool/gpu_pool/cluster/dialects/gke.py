@@ -31,8 +31,8 @@ from gpu_pool.cluster.dialects.base import (
     DialectOptions,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     SliceStatement,
     Translation,
@@ -93,7 +93,7 @@ class Gke(Dialect):
         taken = closest(request, right, self.options)
         return self._pod(request, taken, statement(request, taken))
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Return one entry per replica or GPU that the pod has."""
         offer = self._by_node.get(pod.node)
         return (offer.hold,) * pod.count(_GPU) if offer else ()

@@ -47,8 +47,8 @@ from gpu_pool.cluster.dialects.base import (
     DialectOptions,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     SliceStatement,
     Translation,
@@ -141,7 +141,7 @@ def volcano_register(text: str, factor: int) -> tuple[RegisteredGpu, ...]:
     )
 
 
-def holdings(pod: Pod, text: str, factor: int = 1) -> tuple[Holding, ...]:
+def holdings(pod: Pod, text: str, factor: int = 1) -> tuple[PodHolding, ...]:
     """Read what a pod holds; 0 cores mean that its compute is not limited and not counted.
 
     It is written container by container, newer releases begin with those that are started first.
@@ -153,11 +153,11 @@ def holdings(pod: Pod, text: str, factor: int = 1) -> tuple[Holding, ...]:
     return tuple(hold for uuid in dict.fromkeys(uuid for uuid, _ in held) for hold in _on_gpu(uuid, held))
 
 
-def _on_gpu(uuid: str, held: Mapping[tuple[str, str], int]) -> Iterator[Holding]:
+def _on_gpu(uuid: str, held: Mapping[tuple[str, str], int]) -> Iterator[PodHolding]:
     """Yield one entry for each container that shares a GPU, since each counts as one that does."""
     for number in range(held.get((uuid, "parts"), 0)):
         milli, memory = (held.get((uuid, what), 0) if not number else 0 for what in ("milli", "mib"))
-        yield Holding(milli, memory, uuid)
+        yield PodHolding(milli, memory, uuid)
 
 
 def _amounts(container: str, factor: int) -> dict[tuple[str, str], int]:
@@ -254,7 +254,7 @@ class Hami(Dialect):
         )
         return Translation("hami", pod, _statement(request, size))
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Read what HAMi's scheduler wrote down when it placed the pod."""
         return holdings(pod, pod.annotation(_ALLOCATED))
 

@@ -43,8 +43,8 @@ from gpu_pool.cluster.dialects.base import (
     Dialect,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     Rounding,
     SliceStatement,
@@ -147,14 +147,14 @@ class Kai(Dialect):
             return self._memory(request, size)
         return self._share(request, size)
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Read its annotations. The pods by which KAI reserves GPUs hold nothing themselves."""
         if pod.namespace == _RESERVATIONS:
             return ()
         node = self.cluster.node(pod.node)
         total = self.options.usable_mib(memory_mib(node), node)
         if pod.limit(GPU):
-            return (Holding(WHOLE, total),) * pod.count(GPU)
+            return (PodHolding(WHOLE, total),) * pod.count(GPU)
         part = _part(pod, total)
         return (part,) * min(MAX_GPUS, max(1, whole(pod.annotation(_DEVICES)))) if part else ()
 
@@ -266,7 +266,7 @@ def _notes(size: Cut) -> tuple[str, ...]:
     return (*size.notes, unseen)
 
 
-def _part(pod: Pod, total: int) -> Holding | None:
+def _part(pod: Pod, total: int) -> PodHolding | None:
     """Return what the annotations ask for on each GPU, None if they ask for nothing."""
     for key, value in pod.annotations.items():
         if key.startswith(_CONTAINER) and key.endswith(".gpu-memory.request"):
@@ -277,8 +277,8 @@ def _part(pod: Pod, total: int) -> Holding | None:
         milli = round(float(pod.annotation(_FRACTION)) * 100) * _GRAIN
     except (ValueError, OverflowError):
         return None
-    return Holding(milli, total * milli // WHOLE) if 0 < milli <= WHOLE else None
+    return PodHolding(milli, total * milli // WHOLE) if 0 < milli <= WHOLE else None
 
 
-def _of_memory(memory: int, total: int) -> Holding:
-    return Holding(min(WHOLE, -(-memory * WHOLE // total)) if total else 0, memory)
+def _of_memory(memory: int, total: int) -> PodHolding:
+    return PodHolding(min(WHOLE, -(-memory * WHOLE // total)) if total else 0, memory)

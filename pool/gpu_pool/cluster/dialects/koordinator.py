@@ -30,8 +30,8 @@ from gpu_pool.cluster.dialects.base import (
     DialectOptions,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     SliceStatement,
     Translation,
@@ -111,11 +111,11 @@ class Koordinator(Dialect):
         truth = SliceStatement(request.count, cores, size.memory_mib, enforcement, rounded, size.notes)
         return Translation(self.table.name, pod, truth)
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Read what Koordinator's scheduler wrote down when it placed the pod."""
         found = mapping(read_json(pod.annotation(_ALLOCATED) or "{}"))
         return tuple(
-            Holding(
+            PodHolding(
                 _GRAIN * quantity(resources.get(_CORE, 0)),
                 mib(resources.get(_MEMORY, 0)),
                 _uuid(pod.node, whole(each.get("minor", 0))),

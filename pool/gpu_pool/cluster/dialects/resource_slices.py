@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpu_pool.cluster.dialects.amounts import mig_milli
-from gpu_pool.cluster.dialects.base import DEFAULTS, DialectOptions, Gpu, Holding
+from gpu_pool.cluster.dialects.base import DEFAULTS, DialectOptions, Gpu, PodHolding
 from gpu_pool.cluster.dialects.objects import Cluster, Manifest, listing, mapping, mib, quantity
 from gpu_pool_client import WHOLE, Device
 
@@ -54,9 +54,9 @@ class MigPlacement:
     is_common: bool = False
 
     @property
-    def hold(self) -> Holding:
+    def hold(self) -> PodHolding:
         """What a pod has of the card by it."""
-        return Holding(self.charged_milli, self.memory_mib)
+        return PodHolding(self.charged_milli, self.memory_mib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,14 +328,14 @@ def _placement(part: ListedDevice, total: int) -> MigPlacement:
 
 def claim_holds(
     cluster: Cluster, devices: Sequence[ListedDevice]
-) -> dict[tuple[str, str], tuple[Holding, ...]]:
+) -> dict[tuple[str, str], tuple[PodHolding, ...]]:
     """Return what each pod, by namespace and name, has of the devices by the claims reserved for it."""
     by_place = {(each.pool, each.name): (each, None) for each in devices if each.is_offered}
     places: dict[tuple[str, str], tuple[ListedDevice, MigPlacement | None]] = {
         **by_place,
         **{(each.pool, part.name): (each, part) for each in devices for part in each.placements},
     }
-    held: dict[tuple[str, str], tuple[Holding, ...]] = {}
+    held: dict[tuple[str, str], tuple[PodHolding, ...]] = {}
     for claim in cluster.resource_claims:
         metadata, status = mapping(claim.get("metadata")), mapping(claim.get("status"))
         namespace, name = str(metadata.get("namespace", "default")), str(metadata.get("name", ""))
@@ -350,7 +350,7 @@ def claim_holds(
 
 def _results(
     claim: Manifest, places: Mapping[tuple[str, str], tuple[ListedDevice, MigPlacement | None]]
-) -> Iterator[Holding]:
+) -> Iterator[PodHolding]:
     """Yield what a claim was given of devices that are listed."""
     allocation = mapping(mapping(claim.get("status")).get("allocation"))
     monitoring = set(_for_monitoring(claim))
@@ -374,17 +374,17 @@ def _for_monitoring(claim: Manifest) -> Iterator[str]:
             yield str(request.get("name"))
 
 
-def _hold(device: ListedDevice, consumed: Manifest) -> Holding:
+def _hold(device: ListedDevice, consumed: Manifest) -> PodHolding:
     """Return the whole device where the claim did not consume a part of it."""
     total, uuid = device.gpu.device.memory_mib, device.gpu.device.uuid
     if not device.shared:
-        return Holding(device.gpu.device.milli, total, uuid)
+        return PodHolding(device.gpu.device.milli, total, uuid)
     memory = max(0, mib(consumed.get("memory", 0)))
     if device.shares:
         milli = -(-max(0, quantity(consumed.get("shares", 1))) * WHOLE // device.shares)
     else:
         milli = -(-memory * WHOLE // total) if total else 0
-    return Holding(min(WHOLE, milli), min(memory, total) if total else memory, uuid)
+    return PodHolding(min(WHOLE, milli), min(memory, total) if total else memory, uuid)
 
 
 def divided_by_claims(cluster: Cluster, devices: Sequence[ListedDevice]) -> frozenset[str]:

@@ -33,8 +33,8 @@ from gpu_pool.cluster.dialects.base import (
     Dialect,
     DialectTable,
     Gpu,
-    Holding,
     PodBans,
+    PodHolding,
     PodParts,
     SliceStatement,
     Translation,
@@ -111,7 +111,7 @@ class Volcano(Dialect):
         )
         return Translation(self.table.name, self._pod(size, limits), truth)
 
-    def holds(self, pod: Pod) -> tuple[Holding, ...]:
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
         """Read what Volcano's scheduler wrote down when it placed the pod."""
         return holdings(pod, pod.annotation(_ALLOCATED), self.options.volcano_memory_factor)
 
