@@ -21,7 +21,8 @@ FILL = """
 import os, time, torch
 torch.ones(1, device="cuda")
 while not {wanted}: time.sleep(0.05)
-time.sleep(1)
+while abs(torch.cuda.get_per_process_memory_fraction() - float(os.environ["GPU_POOL_TORCH_FRACTION"])) > 1e-4:
+    time.sleep(0.05)
 held = []
 try:
     while True:
