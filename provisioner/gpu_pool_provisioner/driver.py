@@ -423,7 +423,7 @@ class SessionDriver:
             case effects.HoldUnanswered():
                 self._hold_unanswered()
             case effects.PassOn():
-                self._pass_on(effect.tell)
+                self._pass_on()
             case effects.Refuse():
                 if self._do.front:
                     self._do.pending.refuse(effect.text, effect.error_name)
@@ -526,9 +526,7 @@ class SessionDriver:
             self.let_follow(lease)
             self._do.change(changed)
 
-    def _pass_on(self, tell: str) -> None:
+    def _pass_on(self) -> None:
         assert self._do.run is not None
         self._do.run.relay.begin()
-        if tell:
-            self._do.run.relay.tell(tell)
         self._do.pending.hand_over(self._do.run.relay.pass_on)

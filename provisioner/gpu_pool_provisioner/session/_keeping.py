@@ -203,7 +203,8 @@ def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome
 
 
 def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
+    idling, told = idle.begun(event.lease, now)
     taken = _parking(session).taken
-    tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken) if text]
-    running = _with_slice(asking.without_work(session), idle.begun(event.lease, now))
+    tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken, *told) if text]
+    running = _with_slice(asking.without_work(session), idling)
     return running, (do.ShowDevices(event.lease), *tells, do.PassOn())

@@ -85,8 +85,9 @@ def launched(session: Session, event: on.Launched, now: float) -> Outcome:
 def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="")
     running = asking.without_work(running)
-    idling = idle.begun(event.lease, now)
-    return replace(running, idling=idling), (do.PassOn(session.exit_message),)
+    idling, told = idle.begun(event.lease, now)
+    tells = [do.Tell(text) for text in (session.exit_message, *told) if text]
+    return replace(running, idling=idling), (*tells, do.PassOn())
 
 
 def not_ready(session: Session, event: on.NotReady, now: float) -> Outcome:

@@ -48,9 +48,6 @@ class HoldUnanswered(Effect):
 class PassOn(Effect):
     """Pass everything on to the kernel, first of all what was held."""
 
-    #: What is printed below the first cell.
-    tell: str = ""
-
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Effect):

@@ -175,6 +175,12 @@ def step(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     return min(due, key=lambda each: each.again_in)
 
 
+def warning_at_start(terms: Terms, now: float) -> ExpiryStep:
+    """Decide what is said of the lease's end to whoever gets the slice now: a warning, or nothing."""
+    due = _end_of_lease(terms, KernelObservation(busy=True, idle_since=now), now)
+    return due if due.act is ExpiryAction.WARN else ExpiryStep(ExpiryAction.NOTHING)
+
+
 def _end_of_lease(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     if terms.ends_at is None:
         return ExpiryStep(ExpiryAction.NOTHING)

@@ -114,11 +114,18 @@ class Parking:
         return self.taken or (texts.GIVEN_BACK if self.given_back else texts.PARKED)
 
 
-def begun(lease: Lease, now: float) -> Idling:
-    """Return what is known of a kernel that has just got the slice of a lease."""
+def begun(lease: Lease, now: float) -> tuple[Idling, list[str]]:
+    """Return what is known of a kernel that has just got the slice of a lease, and what its user is told.
+
+    That is told before anything is passed on: a cell that waited for the slice may have ended before the
+    first look, and nothing is printed below one that has.
+    """
     terms, borrows = lease.terms, bool(lease.limit_mib)
     look_at = now if terms.has_limits or borrows else _first_look(terms, now)
-    return Idling(terms, now, look_at, borrows=borrows)
+    step = expiry_policy.warning_at_start(terms, now)
+    told = [text for text in (lease.message, step.message) if text]
+    warned = frozenset({step.warns_of}) if step.warns_of else frozenset[str]()
+    return Idling(terms, now, look_at, warned=warned, notice=lease.message, borrows=borrows), told
 
 
 def _lent(lease: Lease) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import _asking as asking
@@ -210,6 +211,27 @@ async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_sa
         assert await km.is_alive()
         # On a slow machine the new lease is near its end by now, and says so as well.
         assert "2\n" in (await page.run("print(2)").done()).outputs
+
+
+async def test_a_cell_that_ends_before_the_first_look_still_shows_how_soon_the_slice_ends(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(longest_lease="10min", warn_before="10min")
+    lesson, km = await jupyter_env.fill("1"), manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell, is_done, get_lease = page.run("1"), asyncio.Event(), GpuPool.get_lease
+        await cell.shows("You are next in the queue")
+
+        async def late(pool: GpuPool, lease_id: str) -> Lease:
+            await is_done.wait()
+            return await get_lease(pool, lease_id)
+
+        monkeypatch.setattr(GpuPool, "get_lease", late)
+        await jupyter_env.pool.release(lesson.id)
+        await cell.done()
+        is_done.set()
+        assert "and the kernel with it, because its course allows" in "".join(cell.outputs)
 
 
 async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(

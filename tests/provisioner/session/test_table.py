@@ -51,7 +51,7 @@ KINDS = [each for each in vars(events).values() if isinstance(each, type) and ea
 def a_session(state: State) -> Session:
     """Return one in this state, as it may be there."""
     held = lease(LeaseState.HELD)
-    known = idling.begun(held, 0.0) if state.has_kernel else None
+    known, _ = idling.begun(held, 0.0) if state.has_kernel else (None, None)
     parking = idling.Parking(ExpiryStep(ExpiryAction.PARK)) if state.has_kernel else None
     wait = Wait(held.id) if state in (State.QUEUED, State.RESUMING) else None
     return Session(
