@@ -29,7 +29,7 @@ export type SliceState =
 
 export interface IMemory {
   granted_mib: number;
-  /** What may be used now, with what is lent on top; null where that is what is granted, as in older servers. */
+  /** What may be used now, with the burst on top; null where that is what is granted, as in older servers. */
   allowed_mib?: number | null;
   /** The most that ever may be. */
   limit_mib?: number | null;

@@ -85,7 +85,7 @@ export function memory(used: number | null, granted: number, trans: Words): stri
   return used === null ? trans.__('%1 GiB', all) : trans.__('%1 of %2 GiB', has, all);
 }
 
-/** "512 of 655 MiB, now up to 2 GiB": what is granted, and what is lent on top of it now. */
+/** "512 of 655 MiB, now up to 2 GiB": what is granted, and what may be used now. */
 export function memoryNow(slice: IMemory, trans: Words): string {
   const granted = memory(slice.used_mib, slice.granted_mib, trans);
   const allowed = slice.allowed_mib ?? null;

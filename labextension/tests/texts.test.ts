@@ -120,10 +120,10 @@ table<ISlice>('a colour only where somebody should act', each => texts.needsActi
   [slice({ state: 'none', message: 'It gave up.' }), true]
 ]);
 
-test('what is lent on top is told beside what is granted', () => {
-  const lent = { ...full, allowed_mib: 2048, limit_mib: 3276 };
-  assert.equal(texts.memoryNow(lent, trans), '623 of 655 MiB, now up to 2 GiB');
-  assert.equal(texts.memoryNow({ ...lent, used_mib: null }, trans), '655 MiB, now up to 2 GiB');
+test('what may be used on top is told beside what is granted', () => {
+  const burst = { ...full, allowed_mib: 2048, limit_mib: 3276 };
+  assert.equal(texts.memoryNow(burst, trans), '623 of 655 MiB, now up to 2 GiB');
+  assert.equal(texts.memoryNow({ ...burst, used_mib: null }, trans), '655 MiB, now up to 2 GiB');
   assert.equal(texts.memoryNow(full, trans), '623 of 655 MiB');
 });
 

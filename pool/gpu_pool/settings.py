@@ -140,8 +140,8 @@ class PoolSettings(Configurable):
     burst_after = Seconds(
         5.0,
         min=0.0,
-        help="""Seconds in which a lease gives up memory that it was lent on top of its guarantee, once others
-        need that, before its user is warned.""",
+        help="""Seconds in which a lease gives up what it uses on top of its guarantee, once others need that,
+        before its user is warned.""",
     ).tag(config=True)
     burst_interrupt_after = Seconds(
         10.0, min=0.0, help="Seconds from that warning until the process is interrupted; 0 for never."

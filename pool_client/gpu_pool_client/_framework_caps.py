@@ -112,7 +112,7 @@ def slice_caps(
     runs on the slice is an IPython kernel that sets limits as frameworks are
     imported, for those without a variable. Only a lease of whole devices gets no cap.
 
-    What is lent on top of a slice may be taken back while a framework runs, which torch alone follows, and
+    A burst may be taken back while a framework runs, which torch alone follows, and
     only where the hook tells it: all others have what is granted.
     """
     if not versions or all(part.memory_mib >= part.device.memory_mib for part in slices):
@@ -147,7 +147,7 @@ def _fraction(usable: Sequence[tuple[int, int]]) -> str:
 def usable_mib(part: Slice, *, with_burst: bool = False) -> int:
     """Return how much of a slice's memory a framework may hand out itself, in MiB.
 
-    The slice, with what is lent on top of it now where that is to count, is all that its process may use,
+    The slice, with its burst where that is to count, is all that its process may use,
     and a framework's limit does not count what CUDA and its libraries take.
     """
     left = (part.allowed_mib if with_burst else part.memory_mib) - part.device.context_mib
@@ -156,20 +156,20 @@ def usable_mib(part: Slice, *, with_burst: bool = False) -> int:
 
 def with_caps(lease: Lease, caps: Mapping[str, str]) -> Lease:
     """State in a lease whose memory nothing firmer holds that framework caps do."""
-    words = limit_words(caps, lends=bool(lease.limit_mib))
+    words = limit_words(caps, may_burst=bool(lease.limit_mib))
     if not words:
         return lease
     memory = Limit(Strength.COOPERATIVE, words)
     return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
 
 
-def limit_words(caps: Mapping[str, str], *, lends: bool = False) -> str:
+def limit_words(caps: Mapping[str, str], *, may_burst: bool = False) -> str:
     """Say which frameworks ``caps`` limits: ``framework caps: torch, jax``, or nothing.
 
     Those that a kernel's hook limits are told apart, since a program that the
     kernel starts is not limited: ``framework caps: jax; tensorflow only in the
     kernel itself``. TensorFlow's own variable makes it take memory as it needs
-    it, and sets no limit. Where the pool ``lends`` memory on top, it is said who has that.
+    it, and sets no limit. Where it ``may_burst``, it is said which of them can.
     """
     has_fraction = any(_FRACTION_KEY in value for value in caps.values())
     limited = {
@@ -180,8 +180,8 @@ def limit_words(caps: Mapping[str, str], *, lends: bool = False) -> str:
     hooked = {"torch": _TORCH_HOOK in caps and not has_fraction, "tensorflow": _TENSORFLOW_HOOK in caps}
     everywhere, here = (", ".join(filter(found.get, found)) for found in (limited, hooked))
     follows = "torch in the kernel itself alone" if _TORCH_HOOK in caps else "none of them"
-    lent = f"what is lent on top is for {follows}" if lends else ""
-    parts = [everywhere, f"{here} only in the kernel itself" if here else "", lent]
+    burst = f"memory on top is for {follows}" if may_burst else ""
+    parts = [everywhere, f"{here} only in the kernel itself" if here else "", burst]
     return f"framework caps: {'; '.join(filter(None, parts))}" if everywhere or here else ""
 
 

@@ -375,7 +375,7 @@ class Lease:
 
     @property
     def allowed_mib(self) -> int:
-        """Memory that may be used now on each device, with what is lent on top of what is granted, in MiB."""
+        """Memory that may be used now on each device, with the burst on top of what is granted, in MiB."""
         return min((part.allowed_mib for part in self.slices), default=0)
 
     @property

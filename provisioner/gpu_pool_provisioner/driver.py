@@ -450,8 +450,8 @@ class SessionDriver:
                     self._do.run.relay.tell(effect.text)
             case effects.ShowDevices():
                 self._do.show_devices(effect.lease)
-            case effects.ShowLent():
-                self._show_lent(effect.lease)
+            case effects.ShowBurst():
+                self._show_burst(effect.lease)
             case effects.LetGo():
                 self._do.let_go()
             case effects.ReleaseLease():
@@ -510,12 +510,12 @@ class SessionDriver:
             self._do.pending.hold_first("shell", self._do.run.unanswered())
 
     def let_follow(self, lease: Lease) -> None:
-        """Let the kernel that runs hear of what it is lent, if its lease has got a limit only now."""
+        """Let the kernel that runs hear of its burst, if its lease has got a limit only now."""
         pipe = self.resize_requests
         if pipe is not None and lease.limit_mib and not pipe.tells_changes:
             pipe.open_changes()
 
-    def _show_lent(self, lease: Lease) -> None:
+    def _show_burst(self, lease: Lease) -> None:
         told, pipe = self.on_slice, self.resize_requests
         if told is None or pipe is None or not told.takes_changes:
             return

@@ -66,7 +66,7 @@ class Driver(Protocol):
         """Show a text in the waiting cell."""
 
     def let_follow(self, lease: Lease) -> None:
-        """Let the kernel that runs hear of what it is lent, if its lease has got a limit only now."""
+        """Let the kernel that runs hear of its burst, if its lease has got a limit only now."""
 
     def idle_others(self) -> str:
         """Name the user's other kernels here that hold a slice and do nothing; empty for none."""

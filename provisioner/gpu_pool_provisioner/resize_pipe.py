@@ -1,4 +1,4 @@
-"""How a running kernel asks for another size of its slice, and hears of memory that is lent on top of it.
+"""How a running kernel asks for another size of its slice, and hears of memory on top of it.
 
 Whether or not a proxy is in between, and also while a cell runs.
 

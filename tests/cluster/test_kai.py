@@ -66,7 +66,7 @@ def ready_for_nvfractions() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("node", [ready_for_nvfractions()])
-async def test_the_guarantee_is_held_and_the_cluster_lends_the_rest(pool: GpuPool) -> None:
+async def test_the_guarantee_is_held_and_the_cluster_leaves_the_rest(pool: GpuPool) -> None:
     lease = await asked(pool, "50%..100%")
     other = await asked(pool, "50%..60%")
     assert [each.state for each in (lease, other)] == [LeaseState.HELD] * 2

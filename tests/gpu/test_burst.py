@@ -1,4 +1,4 @@
-"""Memory that is lent on top of a slice of a real GPU: what a kernel may allocate, and what it gives back.
+"""Memory on top of a slice of a real GPU: what a kernel may allocate, and what it gives back.
 
 Not seen on hardware yet.
 """
@@ -48,7 +48,7 @@ async def cell(client: Any, code: str) -> list[int]:
 
 
 async def allocated(name: str) -> tuple[list[int], list[int], list[int]]:
-    """Return what could be allocated while memory was lent, once it was granted to others, and after that."""
+    """Return what could be allocated with a burst, once it was granted to others, and after that."""
     manager, client = await start_new_async_kernel(kernel_name=name, startup_timeout=120)
     pool = connect()
     try:
@@ -63,10 +63,10 @@ async def allocated(name: str) -> tuple[list[int], list[int], list[int]]:
         await manager.shutdown_kernel(now=True)
 
 
-def test_torch_may_allocate_what_is_lent_and_in_a_cell_that_runs_no_more_once_it_is_granted(
+def test_torch_may_allocate_its_burst_and_in_a_cell_that_runs_no_more_once_it_is_granted(
     install: Callable[..., str],
 ) -> None:
-    lent, taken_back, again = asyncio.run(allocated(install("10%..50%")))
-    for (found, granted, limit), most in ((lent, lent[2]), (taken_back, taken_back[1]), (again, again[2])):
+    burst, taken_back, again = asyncio.run(allocated(install("10%..50%")))
+    for (found, granted, limit), most in ((burst, burst[2]), (taken_back, taken_back[1]), (again, again[2])):
         assert most * 0.5 < found <= most
         assert granted < limit

@@ -1,4 +1,4 @@
-"""Memory that is lent on top of a slice, followed by real kernels, with a stand-in for torch, in cells."""
+"""Memory on top of a slice, its burst, followed by real kernels, with a stand-in for torch, in cells."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from support.frameworks import write_torch
 
 from .conftest import SLICE, Kernel, Start
 
-#: 2% of a V100, of which nothing is lent, with what a kernel may ever have.
-LENT = {
+#: 2% of a V100, without a burst, with what a kernel may ever have.
+NO_BURST = {
     **SLICE,
     "GPU_POOL_SLICE": "2%..10%",
     "GPU_POOL_TORCH_FRACTION": "0.007",
@@ -30,13 +30,13 @@ class Pipe:
 
     def __init__(self, folder: Path) -> None:
         os.mkfifo(folder / "changes")
-        self.environment = {**LENT, "GPU_POOL_RESIZE_DIR": str(folder), "PYTHONPATH": str(folder)}
+        self.environment = {**NO_BURST, "GPU_POOL_RESIZE_DIR": str(folder), "PYTHONPATH": str(folder)}
         self._pipe = os.open(folder / "changes", os.O_RDWR | os.O_NONBLOCK)
 
     def write(self, line: bytes) -> None:
         os.write(self._pipe, line)
 
-    def lend(self, before: str, now: str, allowed: int) -> None:
+    def change(self, before: str, now: str, allowed: int) -> None:
         changed = {
             "GPU_POOL_TORCH_FRACTION": [before, now],
             "GPU_POOL_ALLOWED_MIB": ["", str(allowed)],
@@ -70,17 +70,17 @@ async def test_torchs_limit_is_raised_and_lowered_while_a_cell_runs(start: Start
         == "{0: 0.007, 1: 0.007}\n"
     )
     # Told as the cell begins, or before: it waits for it in the middle.
-    pipe.lend("0.007", "0.05", 2048)
+    pipe.change("0.007", "0.05", 2048)
     assert await said(kernel, AWAIT.format(0.007)) == "{0: 0.05, 1: 0.05}\n"
     assert "655 MiB granted, now up to 2 GiB" in (await kernel.run("%gpu")).result["text/plain"]
-    pipe.lend("0.05", "0.007", 655)
+    pipe.change("0.05", "0.007", 655)
     assert await said(kernel, AWAIT.format(0.05)) == "{0: 0.007, 1: 0.007}\n"
 
 
-async def test_a_torch_that_has_not_begun_begins_with_what_is_lent_then(start: Start, pipe: Pipe) -> None:
+async def test_a_torch_that_has_not_begun_begins_with_what_it_may_use_then(start: Start, pipe: Pipe) -> None:
     kernel = await start(environment=pipe.environment)
     await said(kernel, "import os, time, torch")
-    pipe.lend("0.007", "0.05", 2048)
+    pipe.change("0.007", "0.05", 2048)
     waits = "while os.environ['GPU_POOL_ALLOWED_MIB'] != '2048': time.sleep(0.01)\n"
     assert (
         await said(
@@ -97,7 +97,7 @@ async def test_a_limit_of_the_users_own_stands_where_torch_tells_it(
         module.write("\ndef get_per_process_memory_fraction(device): return fractions[device]\n")
     kernel = await start(environment=pipe.environment)
     await said(kernel, "import torch; torch.cuda.set_per_process_memory_fraction(0.001, 1)")
-    pipe.lend("0.007", "0.05", 2048)
+    pipe.change("0.007", "0.05", 2048)
     assert await said(kernel, AWAIT.format(0.007)) == "{0: 0.05, 1: 0.001}\n"
 
 
@@ -113,7 +113,7 @@ async def test_what_torch_keeps_beyond_its_new_limit_for_later_is_let_go(
         )
     kernel = await start(environment=pipe.environment)
     await said(kernel, "import time, torch; torch.cuda.init()")
-    pipe.lend("0.007", "0.004", 600)
+    pipe.change("0.007", "0.004", 600)
     assert await said(kernel, "while torch.cuda.kept[0] == 1000: time.sleep(0.01)\nprint('let go')")
 
 
@@ -132,7 +132,7 @@ async def test_memory_that_runs_out_at_the_lowered_limit_says_why_and_what_to_do
         "slice is 2%..10%, with 655 MiB of memory. It may use up to 3.2 GiB while nobody else needs" in told
     )
     assert "and 655 MiB now. Delete what you do not need (in PyTorch, then torch.cuda.empty_cache())" in told
-    pipe.lend("0.007", "0.1", 3276)
+    pipe.change("0.007", "0.1", 3276)
     await said(
         kernel, "import os, time\nwhile os.environ['GPU_POOL_ALLOWED_MIB'] != '3276': time.sleep(0.01)"
     )

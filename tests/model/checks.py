@@ -26,7 +26,7 @@ class Checks(Driving):
         self.settle()
         self.the_pool_is_as_it_should_be()
         self.nothing_is_granted_twice()
-        self.nothing_is_lent_twice()
+        self.nothing_is_given_twice()
         self.nobody_waits_for_what_is_free_and_theirs()
         self.every_lease_ends_once_and_for_one_reason()
         self.the_history_adds_up_to_what_was_used()
@@ -47,7 +47,7 @@ class Checks(Driving):
         assert lost == {s.device.uuid: s for s in expected if s.device.uuid not in self.model.present}
 
     def _compare(self, known: Known, lease: Lease) -> None:
-        # How much is lent on top is for the pool to choose, within what there is.
+        # How much is on top is for the pool to choose, within what there is.
         slices = tuple(replace(part, burst_mib=0) for part in lease.slices)
         assert (lease.state, slices, lease.request) == (known.state, known.parts, known.request)
         assert all(0 <= p.burst_mib <= max(0, p.limit_mib - p.memory_mib) for p in lease.slices)
@@ -71,8 +71,8 @@ class Checks(Driving):
             assert status.device.contexts is None or status.held_contexts <= status.device.contexts
             assert not status.device.one_size or len({(p.milli, p.memory_mib) for p in parts}) <= 1
 
-    def nothing_is_lent_twice(self) -> None:
-        """See that what is granted and what is lent on top of it are no more than there is."""
+    def nothing_is_given_twice(self) -> None:
+        """See that what is granted and what may be used on top of it are no more than there is."""
         for status in self.status.devices:
             parts = [part for lease in self.status.leases for part in lease.slices]
             here = [part.allowed_mib for part in parts if part.device.uuid == status.device.uuid]

@@ -269,39 +269,39 @@ def test_the_words_tell_what_only_the_hook_limits() -> None:
     assert limit_words(slice_caps(versions, SLICE, {}, hook=True)) == words
 
 
-#: The same slice with a limit of 10%, and half of what that is on top lent now.
-LENT = [replace(SLICE[0], limit_mib=3276, burst_mib=1310)]
+#: The same slice with a limit of 10%, and half of what that is on top now.
+BURST = [replace(SLICE[0], limit_mib=3276, burst_mib=1310)]
 
 
 @pytest.mark.parametrize("torch", ["2.10.0", "2.9.1"])
-def test_what_is_lent_on_top_is_for_torch_alone_and_only_where_the_kernel_follows(torch: str) -> None:
+def test_a_burst_is_for_torch_alone_and_only_where_the_kernel_follows(torch: str) -> None:
     versions = {"torch": torch, "jax": "0.4.30", "tensorflow": "2.17.0", "cupy": "13.3.0"}
     without = slice_caps(versions, SLICE, {}, hook=True)
-    lent = slice_caps(versions, LENT, {}, hook=True)
+    burst = slice_caps(versions, BURST, {}, hook=True)
     usable = 1965 - 350 - 160
-    assert lent["GPU_POOL_TORCH_FRACTION"] == f"0.{usable * 100_000 // 32768:05d}"
+    assert burst["GPU_POOL_TORCH_FRACTION"] == f"0.{usable * 100_000 // 32768:05d}"
     hook = {"GPU_POOL_TORCH_FRACTION": ""}
-    assert {**lent, **hook} == {**without, **hook}, "processes that do not follow have what is granted"
-    assert slice_caps(versions, LENT, {}) == slice_caps(versions, SLICE, {})
+    assert {**burst, **hook} == {**without, **hook}, "processes that do not follow have what is granted"
+    assert slice_caps(versions, BURST, {}) == slice_caps(versions, SLICE, {})
 
 
-def test_what_its_user_says_of_torch_stands_whatever_is_lent() -> None:
+def test_what_its_user_says_of_torch_stands_whatever_is_on_top() -> None:
     theirs = {TORCH: "per_process_memory_fraction:0.5"}
-    assert slice_caps({"torch": "2.10.0"}, LENT, theirs, hook=True) == {}
+    assert slice_caps({"torch": "2.10.0"}, BURST, theirs, hook=True) == {}
 
 
-def test_all_of_a_device_may_be_lent() -> None:
+def test_a_burst_may_be_all_of_a_device() -> None:
     (found,) = [Slice(LARGE, 20, 655, limit_mib=32768, burst_mib=32768 - 655)]
     fraction = float(slice_caps({"torch": "2.9.1"}, [found], {}, hook=True)["GPU_POOL_TORCH_FRACTION"])
     assert 0.98 < fraction < 1
 
 
-def test_the_words_tell_who_has_what_is_lent_on_top() -> None:
+def test_the_words_tell_who_may_burst() -> None:
     versions = {"torch": "2.10.0", "jax": "0.4.30"}
-    alone = "framework caps: torch, jax; what is lent on top is for torch in the kernel itself alone"
-    assert limit_words(slice_caps(versions, LENT, {}, hook=True), lends=True) == alone
-    nobody = "framework caps: torch, jax; what is lent on top is for none of them"
-    assert limit_words(slice_caps(versions, LENT, {}), lends=True) == nobody
+    alone = "framework caps: torch, jax; memory on top is for torch in the kernel itself alone"
+    assert limit_words(slice_caps(versions, BURST, {}, hook=True), may_burst=True) == alone
+    nobody = "framework caps: torch, jax; memory on top is for none of them"
+    assert limit_words(slice_caps(versions, BURST, {}), may_burst=True) == nobody
 
 
 @pytest.mark.parametrize("strength", [Strength.HARD, Strength.COOPERATIVE])

@@ -1,4 +1,4 @@
-"""Memory that is lent on top of this kernel's slice: heard of at any time, also while a cell runs.
+"""Memory on top of this kernel's slice, its burst: heard of at any time, also while a cell runs.
 
 Whoever launched the kernel writes what changes in its variables into a pipe in its private folder, as a line
 of JSON. A thread waits for that, and does nothing else. PyTorch's limit follows in this process; no other
@@ -17,7 +17,7 @@ NAME = "gpu-pool-burst"
 
 
 def follow() -> None:
-    """Follow what is lent from now on. May be repeated."""
+    """Follow what may be used from now on. May be repeated."""
     if any(name in os.environ for name in caps.VARIABLES.values()):
         caps.watch()
         caps.follow_torch()

@@ -46,7 +46,7 @@ def watching() -> "Finder | None":
 def too_late(changed: "dict[str, object]") -> "list[str]":
     """Return the frameworks that no longer follow a change of these variables.
 
-    Where memory may be lent on top of the slice, torch does: see ``burst``.
+    Where more than the slice may be used, torch does: see ``burst``.
     """
     finder = watching()
     settled = set() if finder is None else finder.settled - ({"torch"} if BURST in os.environ else set())

@@ -49,7 +49,7 @@ def take_changes(changed: "dict[str, list[str | None]]") -> None:
 
 
 def follow_burst() -> None:
-    """Hear of what is lent on top of the slice, where it has a limit above what is granted."""
+    """Hear of memory on top of the slice, where it has a limit above what is granted."""
     if BURST_VARIABLE in os.environ:
         from . import burst
 

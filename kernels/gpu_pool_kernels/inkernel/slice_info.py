@@ -39,7 +39,7 @@ class SliceInfo:
         self.simulated = facts.get("GPU_POOL_SIMULATED") == "1"
         self.enforced = facts.get("GPU_POOL_ENFORCED", "unknown")
         self.memory_mib = number("GPU_POOL_MEMORY_MIB")
-        #: What may be used now, with what is lent on top; None where nothing ever is.
+        #: What may be used now, with the burst; None where there never is one.
         self.allowed_mib = number("GPU_POOL_ALLOWED_MIB")
         since = number("GPU_POOL_HELD_SINCE")
         self.held_seconds = None if since is None else max(0, int(time.time()) - since)
@@ -248,10 +248,10 @@ def explanation(error: BaseException) -> "str | None":
     amount = "" if granted is None else f", with {in_words(granted)} of memory"
     larger = next_larger(granted)
     advice = f'The next larger kernel is "{larger}".' if larger else "Ask for a larger slice."
-    return f"GPU memory ran out: this kernel's slice is {size}{amount}. {lending()}{advice}"
+    return f"GPU memory ran out: this kernel's slice is {size}{amount}. {burst_words()}{advice}"
 
 
-def lending() -> str:
+def burst_words() -> str:
     """Say what may be used now where a slice has a limit, and what to do if that is less; else nothing."""
     allowed, limit = number("GPU_POOL_ALLOWED_MIB"), number("GPU_POOL_LIMIT_MIB")
     if allowed is None or limit is None:

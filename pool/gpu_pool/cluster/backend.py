@@ -210,7 +210,7 @@ class ClusterBackend(Backend):
         terms = replace(lease.terms, revocable=True)
         if not lease.slices:
             return replace(lease, terms=terms)
-        # Whatever is free up to its limit the cluster lends by itself.
+        # Whatever is free up to its limit the cluster leaves to it by itself.
         slices = tuple(
             replace(part, burst_mib=max(0, part.limit_mib - part.memory_mib)) for part in lease.slices
         )

@@ -121,9 +121,9 @@ class LocalBackend(Backend):
         """Return nothing: leases here end with their processes, which the pool judges."""
         return Observed()
 
-    def lends(self, device: Device) -> bool:
-        """See ``Backend.lends``: what is counted, and held by what can follow."""
-        return self.enforcer.lends(device)
+    def allows_burst(self, device: Device) -> bool:
+        """See ``Backend.allows_burst``: what is counted, and held by what can follow."""
+        return self.enforcer.allows_burst(device)
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """See ``Backend.memory_in_use``: what the watchdog of this process has seen."""

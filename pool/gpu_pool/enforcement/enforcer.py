@@ -213,7 +213,7 @@ class Enforcer:
 
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
-        lease = _without_effect(self._isolation.state(lease), self.lends)
+        lease = _without_effect(self._isolation.state(lease), self.allows_burst)
         if self._settings.device_names == INDEX and lease.state is LeaseState.HELD:
             lease = with_indices(lease, self._isolation)
         if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
@@ -269,13 +269,13 @@ class Enforcer:
         for lease_id, words in told.items():
             await self.store.run(leases.set_notice, lease_id, words)
 
-    def lends(self, device: Device) -> bool:
+    def allows_burst(self, device: Device) -> bool:
         """Whether what enforces slices of a device lets them have more for a while."""
-        return not device.one_size and self._isolation.tier(device).lends
+        return not device.one_size and self._isolation.tier(device).allows_burst
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """Return what leases with a limit were last seen to use: MiB by lease id and device uuid."""
-        return {} if self._watchdog is None else self._watchdog.lent_use
+        return {} if self._watchdog is None else self._watchdog.use_of_limited
 
     async def close(self) -> None:
         """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""
@@ -366,9 +366,9 @@ def _kept_here(lease: Lease) -> bool:
     return lease.holder.process == Process.current()
 
 
-def _without_effect(lease: Lease, lends: Callable[[Device], bool]) -> Lease:
+def _without_effect(lease: Lease, allows_burst: Callable[[Device], bool]) -> Lease:
     """Say so where a limit above the guarantee changes nothing: on MIG instances, say, and under MPS."""
-    have_effect = all(part.limit_mib and lends(part.device) for part in lease.slices)
+    have_effect = all(part.limit_mib and allows_burst(part.device) for part in lease.slices)
     if have_effect or not (lease.slices and lease.request.has_limit):
         return lease
     memory = lease.enforcement.memory

@@ -104,7 +104,7 @@ class Tier(abc.ABC):
     needs_owner: ClassVar[bool] = False
     #: Whether a slice may have more memory for a while than it was granted: nothing holds it to that which
     #: reads it once, when a process starts, or cannot be seen to follow.
-    lends: ClassVar[bool] = False
+    allows_burst: ClassVar[bool] = False
     #: Whether processes must name the devices by uuid, whatever the settings say.
     needs_uuids: ClassVar[bool] = False
 
@@ -166,7 +166,7 @@ class Accounting(Tier):
 
     name = "accounting"
     seen = SEEN_ON_H100
-    lends = True
+    allows_burst = True
 
     def adapt(self, device: Device) -> Device:
         """Return the device as it is."""
@@ -187,7 +187,7 @@ class WholeInstance(Accounting):
 
     name = "mig"
     seen = NOT_ON_HARDWARE
-    lends = False
+    allows_burst = False
 
     def describe(self, lease: Lease) -> TierStatement:  # noqa: ARG002 - the same for all
         """Say that the hardware divides instances, and that a process chooses its own."""

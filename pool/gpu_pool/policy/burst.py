@@ -1,7 +1,7 @@
-"""How memory that is granted to nobody is lent on top of guarantees, and taken back. Pure.
+"""How memory that is granted to nobody is divided on top of guarantees, and taken back. Pure.
 
 A lease with a limit may use more of its device than it was granted while nobody else is granted that memory:
-its burst. Only what the guarantees leave is lent, so that nobody's guarantee is ever touched, and what one
+its burst. Only what the guarantees leave is divided, so that nobody's guarantee is ever touched, and what one
 more lease is granted is free of bursts from the next decision on.
 
 What is in use stays before what is not; kernels that work have it before those that idle; among these the
@@ -19,7 +19,7 @@ LEAST_CHANGE_MIB: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Borrower:
+class BurstSlice:
     """A held lease on one device that may use more of it than it was granted. Memory is in MiB."""
 
     #: Names it; the older lease has the lower one.
@@ -27,7 +27,7 @@ class Borrower:
     guarantee_mib: int
     #: The most that it may ever use: more than the guarantee.
     limit_mib: int
-    #: What it was lent last.
+    #: What it had on top last.
     burst_mib: int = 0
     #: What it uses now; None where nobody knows.
     used_mib: int | None = None
@@ -36,40 +36,40 @@ class Borrower:
 
     @property
     def most_mib(self) -> int:
-        """The most that it may be lent."""
+        """The most that it may have on top."""
         return self.limit_mib - self.guarantee_mib
 
     @property
-    def lent_in_use_mib(self) -> int:
-        """What it uses of what it was lent; what it uses beyond that gives it no claim."""
+    def burst_in_use_mib(self) -> int:
+        """What it uses of its burst; what it uses beyond that gives it no claim."""
         used = (self.used_mib or 0) - self.guarantee_mib
         return max(0, min(used, self.burst_mib, self.most_mib))
 
 
-def lend(free_mib: int, borrowers: Sequence[Borrower]) -> Mapping[int, int]:
+def divide(free_mib: int, slices: Sequence[BurstSlice]) -> Mapping[int, int]:
     """Return what each may use from now on on top of its guarantee, in MiB, by its number.
 
     Parameters
     ----------
     free_mib
         What of the device's memory is granted to nobody, and not counted for others either.
-    borrowers
+    slices
         All leases there that have a limit.
     """
-    ordered = sorted(borrowers, key=lambda each: each.number)
+    ordered = sorted(slices, key=lambda each: each.number)
     return _without_small_changes(max(0, free_mib), ordered, shares(free_mib, ordered))
 
 
-def shares(free_mib: int, borrowers: Sequence[Borrower]) -> Mapping[int, int]:
-    """Return what each is to be lent, whatever it was lent last but for what it uses of that.
+def shares(free_mib: int, slices: Sequence[BurstSlice]) -> Mapping[int, int]:
+    """Return what each is to have on top, whatever it had last but for what it uses of that.
 
     More that is free lowers nobody's share.
     """
-    ordered = sorted(borrowers, key=lambda each: each.number)
+    ordered = sorted(slices, key=lambda each: each.number)
     working = [each for each in ordered if each.works]
     idle = [each for each in ordered if not each.works]
     most = {each.number: each.most_mib for each in ordered}
-    in_use = {each.number: each.lent_in_use_mib for each in ordered}
+    in_use = {each.number: each.burst_in_use_mib for each in ordered}
     left, given = max(0, free_mib), dict.fromkeys(most, 0)
     # First for what is in use, then for the rest; each time those that work come first.
     for ceilings in (in_use, most):
@@ -110,11 +110,11 @@ def _at(level: int, floors: Mapping[int, int], ceilings: Mapping[int, int]) -> d
 
 
 def _without_small_changes(
-    free_mib: int, borrowers: Sequence[Borrower], wanted: Mapping[int, int]
+    free_mib: int, slices: Sequence[BurstSlice], wanted: Mapping[int, int]
 ) -> Mapping[int, int]:
-    """Return the shares that are wanted, or what was lent last where that is nearly the same and fits."""
-    most = {each.number: each.most_mib for each in borrowers}
-    last = {each.number: min(each.burst_mib, each.most_mib) for each in borrowers}
+    """Return the shares that are wanted, or what each had last where that is nearly the same and fits."""
+    most = {each.number: each.most_mib for each in slices}
+    last = {each.number: min(each.burst_mib, each.most_mib) for each in slices}
     kept = {n: wanted[n] if last[n] - wanted[n] >= LEAST_CHANGE_MIB else last[n] for n in wanted}
     if sum(kept.values()) > free_mib:
         kept = {n: min(last[n], wanted[n]) for n in wanted}

@@ -184,7 +184,7 @@ class Backend(ABC):
         by its :attr:`queue` is held from then on.
         """
 
-    def lends(self, device: Device) -> bool:  # noqa: ARG002 - elsewhere who places kernels knows of limits
+    def allows_burst(self, device: Device) -> bool:  # noqa: ARG002 - elsewhere who places kernels knows of limits
         """Whether leases with a limit may use more of a device than they were granted while nobody else is.
 
         Not where something holds each process to what was granted when it was started.

@@ -243,8 +243,8 @@ class PoolSteps:
         self._ask_at = 0.0
         #: What was held at the last pass, all of which is bound.
         self._bound: Sequence[Lease] = ()
-        #: Whether any of it may be lent memory on top.
-        self._borrows = False
+        #: Whether any of it may have a burst.
+        self._may_burst = False
 
     def all(self) -> tuple[Step, ...]:
         """Return the steps by their names."""
@@ -255,7 +255,7 @@ class PoolSteps:
             Step("serve the queue", self._serve_queue),
             Step("ask back", self._ask_back),
             Step("bind", self._bind),
-            Step("lend memory", self._lend_memory),
+            Step("set bursts", self._set_bursts),
             Step("unbind leftovers", self._unbind),
         )
 
@@ -338,14 +338,14 @@ class PoolSteps:
                 continue
             with suppress(PoolUnreachable, LeaseGone):  # it was ended
                 await self._backend.bind(lease)
-        self._bound, self._borrows = held, burst.may_change(held)
+        self._bound, self._may_burst = held, burst.may_change(held)
         return False
 
-    async def _lend_memory(self, facts: Facts) -> bool:
-        """Lend memory that nobody is granted, and take back what is granted since."""
-        if not (facts.leads and self._borrows):
+    async def _set_bursts(self, facts: Facts) -> bool:
+        """Let memory be used that nobody is granted, and take back what is granted since."""
+        if not (facts.leads and self._may_burst):
             return False
-        return await self._store.run(burst.lend, self._backend.memory_in_use(), self._backend.lends)
+        return await self._store.run(burst.update, self._backend.memory_in_use(), self._backend.allows_burst)
 
     async def _unbind(self, _: Facts) -> bool:
         """Let nothing take effect that is not living any more."""

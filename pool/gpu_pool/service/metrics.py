@@ -302,29 +302,31 @@ class _Now:
 
         leases: Counter[tuple[str, str]] = Counter()
         memory: Counter[str] = Counter()
-        lent: Counter[str] = Counter()
+        burst: Counter[str] = Counter()
         milli: Counter[str] = Counter()
         for lease in self._status.leases:
             course = course_of(lease.holder.course, self._known)
             leases[course, lease.state.value] += 1
             memory[course] += sum(part.memory_mib for part in lease.slices) * _MIB
-            # On a node of a cluster it is not the pool that lends.
-            lent[course] += sum(part.burst_mib for part in lease.slices if not part.device.node) * _MIB
+            # On a node of a cluster it is not the pool that decides of it.
+            burst[course] += sum(part.burst_mib for part in lease.slices if not part.device.node) * _MIB
             milli[course] += sum(part.milli for part in lease.slices)
         living = GaugeMetricFamily("gpu_pool_leases", "Leases held or parked.", labels=["course", "state"])
         for (course, state), number in sorted(leases.items()):
             living.add_metric([course, state], number)
         of_memory = GaugeMetricFamily("gpu_pool_held_memory_bytes", "Memory granted.", labels=["course"])
-        of_lent = GaugeMetricFamily(
-            "gpu_pool_burst_memory_bytes", "Memory lent on top of what is granted.", labels=["course"]
+        of_burst = GaugeMetricFamily(
+            "gpu_pool_burst_memory_bytes",
+            "Memory that may be used on top of what is granted.",
+            labels=["course"],
         )
         of_share = GaugeMetricFamily("gpu_pool_held_share", "Compute granted, in GPUs.", labels=["course"])
         for course in sorted(memory):
             of_memory.add_metric([course], memory[course])
-            of_lent.add_metric([course], lent[course])
+            of_burst.add_metric([course], burst[course])
             of_share.add_metric([course], milli[course] / WHOLE)
         warned = sum(bool(lease.notice) for lease in self._status.leases)
-        yield from (living, of_memory, of_lent, of_share)
+        yield from (living, of_memory, of_burst, of_share)
         yield GaugeMetricFamily("gpu_pool_leases_warned", "Leases whose user is warned now.", value=warned)
 
     def _queue(self) -> Iterable[Metric]:

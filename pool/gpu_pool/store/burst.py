@@ -1,4 +1,4 @@
-"""Memory on top of guarantees: what held leases are lent now, written where that changes; see the policy."""
+"""Memory on top of guarantees: what held leases may use now, written where that changes; see the policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_pool.policy import burst
-from gpu_pool.policy.burst import Borrower
+from gpu_pool.policy.burst import BurstSlice
 from gpu_pool.store.context import StoreContext
 from gpu_pool_client import Device, Lease, Slice
 
@@ -21,23 +21,25 @@ class _Held:
     #: MiB in use by device uuid, where that is known.
     used: Mapping[str, int]
 
-    def on(self, device: Device) -> Borrower | None:
+    def on(self, device: Device) -> BurstSlice | None:
         """Return what it is to the policy on one device; None where it has no limit there."""
         for part in self.parts:
             if part.device.uuid == device.uuid and part.limit_mib:
                 used = self.used.get(device.uuid)
                 guarantee, limit = part.memory_mib, part.limit_mib
-                return Borrower(self.number, guarantee, limit, part.burst_mib, used, self.works)
+                return BurstSlice(self.number, guarantee, limit, part.burst_mib, used, self.works)
         return None
 
 
 def may_change(held: Sequence[Lease]) -> bool:
-    """Whether :func:`lend` has anything to do for these leases."""
+    """Whether :func:`update` has anything to do for these leases."""
     return any(part.limit_mib for lease in held for part in lease.slices)
 
 
-def lend(store: StoreContext, used: Mapping[str, Mapping[str, int]], lends: Callable[[Device], bool]) -> bool:
-    """Lend what nobody is granted to the held leases with a limit, and take back what is granted since.
+def update(
+    store: StoreContext, used: Mapping[str, Mapping[str, int]], allows: Callable[[Device], bool]
+) -> bool:
+    """Divide what nobody is granted among the held leases with a limit, and take back what is granted since.
 
     Parameters
     ----------
@@ -45,8 +47,8 @@ def lend(store: StoreContext, used: Mapping[str, Mapping[str, int]], lends: Call
         The open store; none of its transactions is under way.
     used
         MiB in use by lease id and device uuid, where that is known.
-    lends
-        Whether anything is lent of a device.
+    allows
+        Whether slices of a device may have anything on top.
 
     Returns
     -------
@@ -54,19 +56,19 @@ def lend(store: StoreContext, used: Mapping[str, Mapping[str, int]], lends: Call
         Whether anything has changed. Where nothing does, nothing is written.
     """
     with store.db.snapshot():
-        if not _changes(store, used, lends):
+        if not _changes(store, used, allows):
             return False
     with store.db.transaction(store.give_up_at):
-        changes = _changes(store, used, lends)
+        changes = _changes(store, used, allows)
         for number, parts in changes.items():
-            store.db.run("lend_memory", {"number": number, "slices": store.devices.write(parts)})
+            store.db.run("set_burst", {"number": number, "slices": store.devices.write(parts)})
     return bool(changes)
 
 
 def _changes(
-    store: StoreContext, used: Mapping[str, Mapping[str, int]], lends: Callable[[Device], bool]
+    store: StoreContext, used: Mapping[str, Mapping[str, int]], allows: Callable[[Device], bool]
 ) -> dict[int, tuple[Slice, ...]]:
-    """Return the slices of the leases that are to be lent something else than they are now, by number."""
+    """Return the slices of the leases whose bursts are to be other ones than now, by number."""
     rows = store.db.run("held_at_work").fetchall()
     read = [
         _Held(
@@ -80,9 +82,9 @@ def _changes(
     held = [each for each in read if any(part.limit_mib for part in each.parts)]
     bursts: dict[tuple[int, str], int] = {}
     for status in store.devices.statuses(with_gone=True):
-        borrowers = [found for each in held if (found := each.on(status.device)) is not None]
-        free = status.unheld_memory_mib if lends(status.device) else 0
-        for number, mib in burst.lend(free, borrowers).items():
+        limited = [found for each in held if (found := each.on(status.device)) is not None]
+        free = status.unheld_memory_mib if allows(status.device) else 0
+        for number, mib in burst.divide(free, limited).items():
             bursts[number, status.device.uuid] = mib
     now = {each.number: tuple(_with_burst(each.number, part, bursts) for part in each.parts) for each in held}
     return {each.number: now[each.number] for each in held if now[each.number] != each.parts}

@@ -415,8 +415,8 @@ SELECT id, process, slices, notice FROM lease WHERE turn IS NULL AND state = 'he
 -- What is held, and whether its kernel idles.
 SELECT number, id, slices, idle_since FROM lease WHERE turn IS NULL AND state = 'held' ORDER BY number;
 
--- name: lend_memory
--- What is lent on top of it now; what is held stays.
+-- name: set_burst
+-- What it may use on top now; what is held stays.
 UPDATE lease SET slices = :slices WHERE number = :number;
 
 -- name: add_to_lease

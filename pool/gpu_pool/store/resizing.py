@@ -245,7 +245,7 @@ def _both(held: Sequence[Slice], parts: Sequence[Slice]) -> tuple[Slice, ...]:
 
 
 def _guaranteed(parts: Iterable[Slice]) -> tuple[Slice, ...]:
-    """Return slices without what is lent on top of them now, which a resize leaves to the next decision."""
+    """Return slices without their bursts, which a resize leaves to the next decision."""
     return tuple(replace(part, burst_mib=0) for part in parts)
 
 

@@ -114,7 +114,7 @@ def _limits(lease: Lease | None, activity: Activity | None, phase: SlicePhase) -
     return {
         "memory": {
             "granted_mib": sum(part.memory_mib for part in lease.slices) if lease is not None and held else 0,
-            **_lent(lease if held else None),
+            **_burst(lease if held else None),
             "used_mib": activity.memory_mib if activity is not None and held else None,
             "strength": memory.strength.value if memory is not None else "none",
             "by": memory.by if memory is not None else "",
@@ -127,7 +127,7 @@ def _limits(lease: Lease | None, activity: Activity | None, phase: SlicePhase) -
     }
 
 
-def _lent(lease: Lease | None) -> dict[str, Any]:
+def _burst(lease: Lease | None) -> dict[str, Any]:
     """Return what may be used now, and the most that ever may, where that is more than what is granted."""
     if lease is None or not lease.limit_mib:
         return {"allowed_mib": None, "limit_mib": None}

@@ -38,8 +38,8 @@ def looked(session: Session, event: on.Looked, now: float) -> Outcome:
     idling, found, told = idle.looked(_idling(session), event, now)
     after = _with_slice(session, idling)
     tells: list[do.Effect] = [do.Tell(text) for text in told]
-    if idling.lent != _idling(session).lent:
-        tells.append(do.ShowLent(event.lease))
+    if idling.burst != _idling(session).burst:
+        tells.append(do.ShowBurst(event.lease))
     if found.act is ExpiryAction.END and not found.if_idle:
         ending, effects = life.terms_over(after, on.TermsOver(found), now)
         return ending, (*tells, *effects)

@@ -60,7 +60,7 @@ def size_changed(session: Session, event: on.SizeChanged, now: float) -> Outcome
     changed = replace(session, request=event.request, pending=None, pending_until=None)
     if event.lease is not None and event.lease.id == session.lease_id:
         changed = replace(changed, lease=event.lease, seen_at=now)
-        if session.idling is not None and event.lease.limit_mib:  # what is lent from now on is followed
+        if session.idling is not None and event.lease.limit_mib:  # its burst is followed from now on
             changed = replace(changed, idling=replace(session.idling, look_at=now))
     return changed, ()
 

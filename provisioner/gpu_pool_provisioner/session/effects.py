@@ -114,7 +114,7 @@ class ShowDevices(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ShowLent(Effect):
+class ShowBurst(Effect):
     """Let the kernel know how much memory it may use now, also while a cell runs."""
 
     lease: Lease

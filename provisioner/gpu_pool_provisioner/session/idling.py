@@ -20,8 +20,8 @@ _SOON: Final = 0.5
 _TRY_AGAIN: Final = 30.0
 #: Seconds in which a pool may still do what it was asked for and has not answered.
 _PARKS_WITHIN: Final = 600.0
-#: Seconds between two looks at a lease that the pool watches over, or to which it lends memory: its warnings
-#: are read that late.
+#: Seconds between two looks at a lease that the pool watches over, or that may burst: its warnings are read
+#: that late.
 _REVOCABLE_EVERY: Final = 2.0
 _USED_MEANWHILE: Final = "The kernel was ended: it used the GPU after its slice had been taken back."
 
@@ -55,10 +55,10 @@ class Idling:
     #: does not. And whether it is followed since then whether somebody asks.
     gives_way_since: float | None = None
     is_followed: bool = False
-    #: Whether memory may be lent on top of its slice, and how much was when it was last looked, by device;
+    #: Whether it may burst, and by how much when it was last looked, by device;
     #: nothing before the first look: what its kernel knows may be of before it was parked.
-    borrows: bool = False
-    lent: tuple[int, ...] = ()
+    may_burst: bool = False
+    burst: tuple[int, ...] = ()
 
     @property
     def is_asked_back(self) -> bool:
@@ -120,15 +120,15 @@ def begun(lease: Lease, now: float) -> tuple[Idling, list[str]]:
     That is told before anything is passed on: a cell that waited for the slice may have ended before the
     first look, and nothing is printed below one that has.
     """
-    terms, borrows = lease.terms, bool(lease.limit_mib)
-    look_at = now if terms.has_limits or borrows else _first_look(terms, now)
+    terms, may_burst = lease.terms, bool(lease.limit_mib)
+    look_at = now if terms.has_limits or may_burst else _first_look(terms, now)
     step = expiry_policy.warning_at_start(terms, now)
     told = [text for text in (lease.message, step.message) if text]
     warned = frozenset({step.warns_of}) if step.warns_of else frozenset[str]()
-    return Idling(terms, now, look_at, warned=warned, notice=lease.message, borrows=borrows), told
+    return Idling(terms, now, look_at, warned=warned, notice=lease.message, may_burst=may_burst), told
 
 
-def _lent(lease: Lease) -> tuple[int, ...]:
+def _burst(lease: Lease) -> tuple[int, ...]:
     return tuple(part.burst_mib for part in lease.slices) if lease.limit_mib else ()
 
 
@@ -140,7 +140,7 @@ def _first_look(terms: Terms, now: float) -> float | None:
 def is_looked_at(idling: Idling) -> bool:
     """Whether anything comes of the terms, or of what its user has asked for."""
     terms = idling.terms
-    return terms.has_limits or idling.borrows or idling.gives_back or terms.yield_after is not None
+    return terms.has_limits or idling.may_burst or idling.gives_back or terms.yield_after is not None
 
 
 def observed(
@@ -197,7 +197,7 @@ def looked(idling: Idling, look: Looked, now: float) -> tuple[Idling, ExpiryStep
     if lease.state is not LeaseState.HELD:
         step = _without_slice(idling, look, now)
         return _later(idling, step.again_in, now), step, tells
-    idling = replace(idling, terms=lease.terms, borrows=bool(lease.limit_mib), lent=_lent(lease))
+    idling = replace(idling, terms=lease.terms, may_burst=bool(lease.limit_mib), burst=_burst(lease))
     step = expiry_policy.step(
         lease.terms, observed(idling, look.busy, look.last_activity, look.activity), now
     )
@@ -232,7 +232,7 @@ def not_looked(idling: Idling, now: float) -> Idling:
 
 
 def _later(idling: Idling, seconds: float, now: float) -> Idling:
-    if idling.terms.revocable or idling.borrows or now < idling.parks_until:
+    if idling.terms.revocable or idling.may_burst or now < idling.parks_until:
         seconds = min(seconds, _REVOCABLE_EVERY)
     return replace(idling, look_at=now + seconds)
 

@@ -38,7 +38,7 @@ def lease(name, size, *devices, process=None, state=LeaseState.HELD, **more):
 
 
 #: One that may use more than it was granted, and one of a cluster, which says itself how much is free.
-LENT = replace(
+BURST = replace(
     lease("a", "2%..10%", REAL), slices=(Slice(REAL, 20, 655, limit_mib=3_276, burst_mib=2_048 - 655),)
 )
 ON_NODE = replace(
@@ -68,7 +68,7 @@ def test_ordinals(number, text):
     [
         (lease("a", "2%", REAL), "2% of Tesla V100-SXM2-32GB, 655MiB"),
         (lease("a", "2x50%", REAL, OTHER), "2x50% of Tesla V100-SXM2-32GB, 655MiB each"),
-        (LENT, "2%..10% of Tesla V100-SXM2-32GB, 655MiB, now up to 2GiB"),
+        (BURST, "2%..10% of Tesla V100-SXM2-32GB, 655MiB, now up to 2GiB"),
         (ON_NODE, "2%..10% of Tesla V100-SXM2-32GB, 655MiB, up to 3276MiB"),
         (lease("a", "2", REAL, OTHER), "2 whole Tesla V100-SXM2-32GB, 655MiB each"),
     ],
@@ -78,12 +78,12 @@ def test_what_was_granted(held, text):
 
 
 def test_what_is_lent_on_top_is_told_in_every_view():
-    assert "655MiB, now up to 2GiB" in formatting.lease_row(LENT, 200.0)
-    lines = dict(formatting.slice_lines(LENT, {"GPU-1": 700}, 200.0))
+    assert "655MiB, now up to 2GiB" in formatting.lease_row(BURST, 200.0)
+    lines = dict(formatting.slice_lines(BURST, {"GPU-1": 700}, 200.0))
     assert lines["GPU"].endswith("655MiB granted, now up to 2GiB, 700MiB used")
-    assert LENT.describe_limits().startswith("memory: 655 MiB, now up to 2048 MiB, none")
-    assert LENT.environment["GPU_POOL_ALLOWED_MIB"] == "2048"
-    assert LENT.environment["GPU_POOL_LIMIT_MIB"] == "3276"
+    assert BURST.describe_limits().startswith("memory: 655 MiB, now up to 2048 MiB, none")
+    assert BURST.environment["GPU_POOL_ALLOWED_MIB"] == "2048"
+    assert BURST.environment["GPU_POOL_LIMIT_MIB"] == "3276"
     assert "GPU_POOL_LIMIT_MIB" not in lease("a", "2%", REAL).environment
 
 

@@ -104,7 +104,7 @@ async def test_a_slice_is_enforced_before_it_is_handed_out_and_no_more_once_it_h
         assert tier.told[4:] == ["close 50%"]
 
 
-async def test_where_something_firm_holds_slices_nothing_is_lent_and_that_is_said(tmp_path: Path) -> None:
+async def test_where_something_firm_holds_slices_nothing_is_on_top_and_that_is_said(tmp_path: Path) -> None:
     class Firm(Recorder):
         def adapt(self, device: Device) -> Device:
             return device

@@ -1,4 +1,4 @@
-"""Memory on top of guarantees through the pool: who is lent what, and when that is taken back."""
+"""Memory on top of guarantees through the pool: who may use what, and when that is taken back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.pools import V100, take
 SETTINGS = PoolSettings(tuning=NO_PASSES)
 
 
-class Lender(LocalBackend):
+class Measured(LocalBackend):
     """A machine on which so much memory is in use by leases with a limit."""
 
     used: dict[str, dict[str, int]]
@@ -32,7 +32,7 @@ class Lender(LocalBackend):
 
 
 def pool_at(path: Path, *devices: Device) -> GpuPool:
-    backend = Lender(path, SETTINGS, lambda: Inventory(devices or (V100,), "test"))
+    backend = Measured(path, SETTINGS, lambda: Inventory(devices or (V100,), "test"))
     backend.used = {}
     return GpuPool(PoolCore(path, backend, SETTINGS))
 
@@ -46,12 +46,12 @@ async def pool(tmp_path: Path) -> AsyncIterator[GpuPool]:
 
 
 async def bursts(pool: GpuPool) -> list[int]:
-    """Keep the pool in order once; return what each lease is lent on top, the oldest first."""
+    """Keep the pool in order once; return what each lease has on top, the oldest first."""
     await pool.core.reconciler.once()
     return [part.burst_mib for lease in (await pool.status()).leases for part in lease.slices]
 
 
-async def test_what_nobody_is_granted_is_lent_up_to_each_limit(pool: GpuPool) -> None:
+async def test_what_nobody_is_granted_may_be_used_up_to_each_limit(pool: GpuPool) -> None:
     first = await take(pool, "2%..10%", "a")
     assert await bursts(pool) == [3276 - 655]
     await take(pool, "2%..100%", "b")
@@ -67,7 +67,7 @@ async def test_a_newcomers_guarantee_is_admitted_at_once_and_taken_back_by_the_n
     await take(pool, "50%..100%", "a")
     assert await bursts(pool) == [16384]
     newest = await take(pool, "40%", "b")
-    assert (await pool.get_lease(newest)).slices, "it is held, whatever was lent"
+    assert (await pool.get_lease(newest)).slices, "it is held, whatever others have on top"
     assert await bursts(pool) == [32768 - 16384 - 13107, 0]
     await take(pool, "10%", "c")
     await bursts(pool)
@@ -75,7 +75,7 @@ async def test_a_newcomers_guarantee_is_admitted_at_once_and_taken_back_by_the_n
     assert await bursts(pool) == [32768 - 16384 - 3276, 0]
 
 
-async def test_what_is_parked_is_lent_nothing_and_its_memory_is(pool: GpuPool) -> None:
+async def test_what_is_parked_has_no_burst_and_others_have_its_memory(pool: GpuPool) -> None:
     await take(pool, "50%..80%", "a")
     other = await take(pool, "50%", "b")
     assert await bursts(pool) == [0, 0]
@@ -88,13 +88,13 @@ async def test_what_is_parked_is_lent_nothing_and_its_memory_is(pool: GpuPool) -
 async def test_what_is_in_use_is_taken_back_last(pool: GpuPool) -> None:
     first, _ = await take(pool, "10%..100%", "a"), await take(pool, "10%..100%", "b")
     assert await bursts(pool) == [13108, 13108]
-    assert isinstance(pool.core.backend, Lender)
+    assert isinstance(pool.core.backend, Measured)
     pool.core.backend.used = {first: {V100.uuid: 3276 + 13000}}
     await take(pool, "35%", "c")
     assert await bursts(pool) == [13000, 32768 - 2 * 3276 - 11468 - 13000, 0]
 
 
-async def test_a_resize_gives_up_what_was_lent_until_the_next_pass(pool: GpuPool) -> None:
+async def test_a_resize_gives_up_the_burst_until_the_next_pass(pool: GpuPool) -> None:
     lease = await take(pool, "2%..10%", "a")
     await bursts(pool)
     same = await pool.resize(lease, parse_request("2%..10%"))
@@ -112,7 +112,7 @@ async def test_nothing_is_written_while_nothing_changes(
 ) -> None:
     await take(pool, "2%..10%", "a")
     await bursts(pool)
-    written = count(monkeypatch, "lend_memory")
+    written = count(monkeypatch, "set_burst")
     await bursts(pool)
     assert written == []
 
@@ -145,13 +145,13 @@ def count(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     return found
 
 
-async def test_of_several_processes_on_one_store_one_lends(tmp_path: Path) -> None:
+async def test_of_several_processes_on_one_store_one_decides(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     first, second = pool_at(path), pool_at(path)
     try:
         await take(first, "2%..10%", "a")
         assert await bursts(first) == [2621]
-        assert isinstance(second.core.backend, Lender)
+        assert isinstance(second.core.backend, Measured)
         await take(second, "90%", "b")
         await second.core.reconciler.once()
         assert await bursts(first) == [2621, 0]
@@ -163,7 +163,7 @@ async def test_of_several_processes_on_one_store_one_lends(tmp_path: Path) -> No
         await second.close()
 
 
-async def test_a_service_that_owns_the_devices_lends_as_well(tmp_path: Path) -> None:
+async def test_a_service_that_owns_the_devices_decides_as_well(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path / "store.db", SETTINGS, lambda: Inventory((V100,), "test"), owner=True)
     pool = GpuPool(PoolCore(tmp_path / "store.db", backend, SETTINGS))
     try:
@@ -177,7 +177,7 @@ async def test_a_service_that_owns_the_devices_lends_as_well(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("firm", ["one size", "a MIG instance"])
-async def test_nothing_is_lent_where_something_firmer_holds_each_slice(tmp_path: Path, firm: str) -> None:
+async def test_nothing_is_on_top_where_something_firmer_holds_each_slice(tmp_path: Path, firm: str) -> None:
     facts: dict[str, object] = {"one_size": True} if firm == "one size" else {"mig_profile": "1g.5gb"}
     device = replace(V100, **facts)  # type: ignore[arg-type]
     pool = local_pool(tmp_path / "store.db", SETTINGS, lambda: Inventory((device,), "test"))

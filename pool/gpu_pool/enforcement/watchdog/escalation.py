@@ -35,13 +35,13 @@ class Tolerance:
     interrupt_after: float | None = 30.0
     #: How long after that (without it, after the notice) its processes are ended; None for never.
     end_after: float | None = 60.0
-    #: The same three where what is too much was lent on top of a guarantee, and others need it now.
+    #: The same three where what is too much was a burst, and others need it now.
     burst_after: float = 5.0
     burst_interrupt_after: float | None = 10.0
     burst_end_after: float | None = 20.0
 
     def of_burst(self) -> Tolerance:
-        """Return the tolerance of what was lent, and is taken back."""
+        """Return the tolerance of a burst that is taken back."""
         return replace(
             self,
             notice_after=self.burst_after,

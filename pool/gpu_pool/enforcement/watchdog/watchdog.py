@@ -33,16 +33,16 @@ class Excess:
 
     device: Device
     used_mib: int
-    #: What was granted, and what is lent on top of it now.
+    #: What was granted, and its burst now.
     allowed_mib: int
-    #: Whether what is too much was lent, and is needed by others now.
-    was_lent: bool = False
+    #: Whether what is too much was its burst, and is needed by others now.
+    was_burst: bool = False
 
     def __str__(self) -> str:
         used, allowed = format_memory(self.used_mib), format_memory(self.allowed_mib)
         may = f"was granted {allowed}"
-        if self.was_lent:
-            may = f"may use {allowed} now: others need what it was lent on top"
+        if self.was_burst:
+            may = f"may use {allowed} now: others need what it had on top of its slice"
         return f"{used} of GPU {self.device.index}'s memory, and {may}"
 
 
@@ -66,12 +66,12 @@ def is_watchdog_notice(text: str) -> bool:
 
 def ended_text(excess: Excess) -> str:
     """Say why a slice's processes are ended."""
-    if excess.was_lent:
+    if excess.was_burst:
         used, allowed = format_memory(excess.used_mib), format_memory(excess.allowed_mib)
         return (
             f"This slice used {used} of GPU {excess.device.index}'s memory, of which others need all but "
-            f"{allowed}: that was lent to it, and did not come back in time. Its processes are ended. Start "
-            "again with a slice that is granted more."
+            f"{allowed}: that was on top of its slice, and did not come back in time. Its processes are "
+            "ended. Start again with a slice that is granted more."
         )
     return (
         f"This slice used {excess}, for too long: its processes are ended. Start again with a larger slice."
@@ -138,15 +138,15 @@ class Watchdog:
         #: Leases whose processes are not ours to signal; each is logged once.
         self._foreign: set[str] = set()
         #: The most that leases with a limit might use since they last used no more than that, by lease and
-        #: device: what they still use of it, they were lent.
-        self._lent: dict[tuple[str, str], int] = {}
+        #: device: what they still use of it was their burst.
+        self._was_allowed: dict[tuple[str, str], int] = {}
 
     def watch(self, leases: Sequence[Lease], used: Mapping[str, _Used], now: float) -> None:
         """Evaluate all these leases by what they use now."""
         held = {lease.id for lease in leases}
         self._histories = {name: each for name, each in self._histories.items() if name in held}
         self._foreign &= held
-        self._note_lent(leases)
+        self._note_allowed(leases)
         for lease in leases:
             here = used.get(lease.id)
             if (
@@ -154,26 +154,26 @@ class Watchdog:
             ) and lease.id not in self._endings:
                 self._evaluate(lease, leases, here or {}, now)
             if lease.id not in self._histories:
-                self._forget_lent(lease)
+                self._forget_allowed(lease)
         for name, ending in list(self._endings.items()):
             left = (each.process for owned in used.get(name, {}).values() for each in owned)
             if ending.go_on(now, left):
                 self._decisions.end(name, EndReason.OVER_MEMORY)
                 del self._endings[name]
 
-    def _note_lent(self, leases: Sequence[Lease]) -> None:
-        """Note what leases might use; what was lent to one that is over stays known until it is no more."""
-        before, self._lent = self._lent, {}
+    def _note_allowed(self, leases: Sequence[Lease]) -> None:
+        """Note what leases might use; the burst of one that is over stays known until it is no more."""
+        before, self._was_allowed = self._was_allowed, {}
         for lease in leases:
             for part in lease.slices:
                 if part.limit_mib:
                     name = lease.id, part.device.uuid
-                    self._lent[name] = max(before.get(name, 0), part.allowed_mib)
+                    self._was_allowed[name] = max(before.get(name, 0), part.allowed_mib)
 
-    def _forget_lent(self, lease: Lease) -> None:
+    def _forget_allowed(self, lease: Lease) -> None:
         for part in lease.slices:
             if part.limit_mib:
-                self._lent[lease.id, part.device.uuid] = part.allowed_mib
+                self._was_allowed[lease.id, part.device.uuid] = part.allowed_mib
 
     def _evaluate(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
         excess = self._excess(lease, leases, used)
@@ -182,7 +182,7 @@ class Watchdog:
             excess is None and before is None and not is_watchdog_notice(lease.notice)
         ) or not _is_visible_here(lease):
             return
-        usual = self._of_burst if excess is not None and excess.was_lent else self._tolerance
+        usual = self._of_burst if excess is not None and excess.was_burst else self._tolerance
         tolerance = self._tolerance_for(lease, usual)
         history, step = evaluate(before, excess is not None, now, tolerance)
         if excess is None or history is None:
@@ -229,9 +229,11 @@ class Watchdog:
             if self._tolerance.allows(mib, allowed) or not all(each.process.is_alive() for each in owned):
                 continue
             if found is None or mib - allowed > found.used_mib - found.allowed_mib:
-                lent = self._lent.get((lease.id, part.device.uuid), part.allowed_mib) - part.allowed_mib
-                was_lent = lent > 0 and self._tolerance.allows(mib, allowed + lent)
-                found = Excess(part.device, mib, allowed, was_lent)
+                more = (
+                    self._was_allowed.get((lease.id, part.device.uuid), part.allowed_mib) - part.allowed_mib
+                )
+                was_burst = more > 0 and self._tolerance.allows(mib, allowed + more)
+                found = Excess(part.device, mib, allowed, was_burst)
         return found
 
     def _tolerance_for(self, lease: Lease, usual: Tolerance) -> Tolerance:

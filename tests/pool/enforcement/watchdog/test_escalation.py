@@ -120,11 +120,12 @@ def test_a_notice_says_what_is_used_what_will_happen_and_what_to_do() -> None:
     assert "If it stays so" not in warned
 
 
-def test_a_notice_says_that_others_need_what_was_lent() -> None:
-    excess = Excess(V100, used_mib=2_048, allowed_mib=655, was_lent=True)
+def test_a_notice_says_that_others_need_the_burst() -> None:
+    excess = Excess(V100, used_mib=2_048, allowed_mib=655, was_burst=True)
     text = notice_text(excess, ExcessHistory(0, noticed_at=5), TOLERANCE.of_burst(), now=5, wall=1_000)
     assert text.startswith(
-        "This slice uses 2GiB of GPU 0's memory, and may use 655MiB now: others need what it was lent on top."
+        "This slice uses 2GiB of GPU 0's memory, and may use 655MiB now: "
+        "others need what it had on top of its slice."
     )
     assert is_watchdog_notice(text)
     ended = ended_text(excess)
@@ -242,16 +243,16 @@ def first_told(allowed: Sequence[int], used_mib: int) -> tuple[int, str]:
     raise AssertionError("It was told nothing.")
 
 
-def test_what_was_lent_is_asked_back_sooner_than_what_was_taken() -> None:
-    moment, lent = first_told([2_000, 2_000, 655], used_mib=2_000)
-    assert (moment, "others need what it was lent" in lent) == (2 + 5, True)
+def test_a_burst_is_asked_back_sooner_than_what_was_taken() -> None:
+    moment, told = first_told([2_000, 2_000, 655], used_mib=2_000)
+    assert (moment, "others need what it had on top" in told) == (2 + 5, True)
     moment, taken = first_told([655], used_mib=2_000)
     assert (moment, "others need" in taken) == (10, False)
     moment, beyond = first_told([2_000, 655], used_mib=3_000)
     assert (moment, "others need" in beyond) == (10, False)
 
 
-def test_who_gave_up_what_was_lent_and_takes_it_later_was_not_lent_it() -> None:
+def test_who_gave_up_a_burst_and_takes_the_memory_later_has_no_burst() -> None:
     decided, process = Decided(), Process.current()
     watchdog = Watchdog(replace(TOLERANCE, ends=False), decided, lambda _lease, _pids: None)
     for moment, (allowed, used) in enumerate([(2_000, 2_000), (655, 600), *[(655, 1_500)] * 20]):

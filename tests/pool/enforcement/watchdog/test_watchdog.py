@@ -150,7 +150,7 @@ async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(
     assert (ended.state, ended.end_reason) == (LeaseState.ENDED, EndReason.OVER_MEMORY)
 
 
-async def test_what_was_lent_is_taken_back_step_by_step_once_somebody_is_granted_it(
+async def test_a_burst_is_taken_back_step_by_step_once_somebody_is_granted_it(
     there: WatchedPool,
 ) -> None:
     with running(STUBBORN) as kernel, running() as newcomer:
@@ -168,12 +168,12 @@ async def test_what_was_lent_is_taken_back_step_by_step_once_somebody_is_granted
         assert (await there.pool.get_lease(lease.id)).notice == ""
         there.look(1)
         notice = (await there.pool.get_lease(lease.id)).notice
-        assert "3000MiB of GPU 0's memory, and may use 1639MiB now: others need what it was lent" in notice
+        assert "3000MiB of GPU 0's memory, and may use 1639MiB now: others need what it had on top" in notice
         there.look(10)
         assert kernel.stdout.readline() == "interrupted\n"
         assert there.look(20)["evicted"] == [kernel.pid]
         ending = (await there.pool.get_lease(lease.id)).notice
-        assert "others need all but 1639MiB: that was lent to it" in ending
+        assert "others need all but 1639MiB: that was on top of its slice" in ending
 
 
 async def test_a_kernel_that_dies_of_it_is_not_restarted_and_the_reason_is_kept(there: WatchedPool) -> None:

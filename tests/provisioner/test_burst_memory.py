@@ -1,4 +1,4 @@
-"""Memory that is lent on top of a slice, followed by kernels of a real pool while their cells run."""
+"""Memory on top of a slice, its burst, followed by kernels of a real pool while their cells run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def is_followed(jupyter_env: JupyterEnv, page: Frontend) -> None:
     assert await printed(page, f"{AWAIT.format(RAISED)}print('raised')") == "raised\n"
 
 
-async def test_torchs_limit_follows_what_is_lent_while_a_cell_runs(
+async def test_torchs_limit_follows_the_burst_while_a_cell_runs(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
     cold = manager(install(jupyter_env, tmp_path))
