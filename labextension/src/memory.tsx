@@ -2,7 +2,7 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { ISlice } from './contract';
-import { appended, joined, path, Sample } from './plot';
+import { appended, joined, level, path, Sample } from './plot';
 import { memory } from './texts';
 import { ISlices } from './tokens';
 
@@ -44,6 +44,7 @@ export function MemoryPlot({ slice, slices, trans }: IProps): JSX.Element | null
   if (!granted || !samples.length) {
     return null;
   }
+  const top = level(granted, samples, granted, HEIGHT);
   const most = Math.max(...samples.map(([, mib]) => mib));
   return (
     <figure>
@@ -56,7 +57,7 @@ export function MemoryPlot({ slice, slices, trans }: IProps): JSX.Element | null
           memory(most, granted, trans)
         )}
       >
-        <line x1={0} y1={0} x2={WIDTH} y2={0} className="jp-GpuSlice-granted" />
+        <line x1={0} y1={top} x2={WIDTH} y2={top} className="jp-GpuSlice-granted" />
         <line x1={0} y1={HEIGHT} x2={WIDTH} y2={HEIGHT} className="jp-GpuSlice-axis" />
         <path d={path(samples, granted, now, WIDTH, HEIGHT)} className="jp-GpuSlice-line" />
       </svg>

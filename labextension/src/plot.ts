@@ -25,15 +25,20 @@ export function path(
   width: number,
   height: number
 ): string {
-  const top = Math.max(granted, ...samples.map(([, mib]) => mib), 1);
   const x = (at: number): number => round(width * clamp(1 - (now - at) / SPAN));
-  const y = (mib: number): number => round(height * (1 - mib / top));
+  const y = (mib: number): number => level(mib, samples, granted, height);
   return samples
     .map(([at, mib], n) => {
       const until = n + 1 < samples.length ? samples[n + 1][0] : now;
       return `${n ? 'L' : 'M'}${x(at)},${y(mib)} L${x(until)},${y(mib)}`;
     })
     .join(' ');
+}
+
+/** How far from the top of the box an amount is: all samples and what is granted fit into it. */
+export function level(mib: number, samples: Sample[], granted: number, height: number): number {
+  const top = Math.max(granted, ...samples.map(([, each]) => each), 1);
+  return round(height * (1 - mib / top));
 }
 
 function clamp(part: number): number {

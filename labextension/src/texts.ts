@@ -89,7 +89,7 @@ export function memory(used: number | null, granted: number, trans: Words): stri
 export function memoryNow(slice: IMemory, trans: Words): string {
   const granted = memory(slice.used_mib, slice.granted_mib, trans);
   const allowed = slice.allowed_mib ?? null;
-  return allowed === null
+  return allowed === null || allowed <= slice.granted_mib
     ? granted
     : trans.__('%1, now up to %2', granted, memory(null, allowed, trans));
 }
@@ -283,6 +283,10 @@ export function rows(slice: ISlice, now: number, trans: Words): IRow[] {
   if (slice.memory?.granted_mib) {
     const { strength, by } = slice.memory;
     row(trans.__('Memory'), memoryNow(slice.memory, trans));
+    if (slice.memory.limit_mib) {
+      const most = memory(null, slice.memory.limit_mib, trans);
+      row(trans.__('At most'), trans.__('%1 while nobody else needs that', most));
+    }
     row(trans.__('Memory limit'), firmness(strength, by, trans));
   }
   if (slice.compute?.share) {

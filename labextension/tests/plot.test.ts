@@ -1,7 +1,7 @@
 import * as assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { appended, joined, path, Sample, SPAN } from '../src/plot';
+import { appended, joined, level, path, Sample, SPAN } from '../src/plot';
 import { NOW } from './support';
 
 test('no samples, no line', () => {
@@ -18,6 +18,8 @@ test('use holds until the next sample, and the last until now', () => {
 
 test('what is older begins at the edge, and more than was granted fits', () => {
   assert.equal(path([[NOW - 2 * SPAN, 100]], 50, NOW, 100, 50), 'M0,0 L100,0');
+  assert.equal(level(50, [[NOW - 2 * SPAN, 100]], 50, 50), 25);
+  assert.equal(level(50, [[NOW, 10]], 50, 50), 0);
 });
 
 test('only ten minutes are kept, and one sample of a moment', () => {

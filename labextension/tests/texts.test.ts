@@ -125,6 +125,14 @@ test('what may be used on top is told beside what is granted', () => {
   assert.equal(texts.memoryNow(burst, trans), '623 of 655 MiB, now up to 2 GiB');
   assert.equal(texts.memoryNow({ ...burst, used_mib: null }, trans), '655 MiB, now up to 2 GiB');
   assert.equal(texts.memoryNow(full, trans), '623 of 655 MiB');
+  assert.equal(texts.memoryNow({ ...burst, allowed_mib: 655 }, trans), '623 of 655 MiB');
+  assert.deepEqual(
+    texts
+      .rows(slice({ memory: burst }), NOW, trans)
+      .slice(1, 3)
+      .map(each => `${each.label}: ${each.value}`),
+    ['Memory: 623 of 655 MiB, now up to 2 GiB', 'At most: 3.2 GiB while nobody else needs that']
+  );
 });
 
 const said = (given: ISlice | null): string => texts.announcement(given, NOW, trans);

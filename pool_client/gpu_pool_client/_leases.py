@@ -284,7 +284,7 @@ class Failure:
 
 
 def memory_on_top(parts: Sequence[Slice], write: Callable[[int], str]) -> str:
-    """Say how much memory may be used of each device where that may be more than is granted; else nothing.
+    """Say how much memory may be used of each device where that is more than what is granted; else nothing.
 
     Such as ``, now up to 2GiB``; ``write`` writes an amount in MiB. On a node of a cluster the limit is said,
     since what is free there at any moment is known to who places pods.
@@ -293,6 +293,8 @@ def memory_on_top(parts: Sequence[Slice], write: Callable[[int], str]) -> str:
         return ""
     if parts[0].device.node:
         return f", up to {write(min(part.limit_mib for part in parts))}"
+    if not all(part.burst_mib for part in parts):
+        return ""
     return f", now up to {write(min(part.allowed_mib for part in parts))}"
 
 
@@ -431,9 +433,9 @@ class Lease:
     def describe_limits(self) -> str:
         """Say in one line what is granted and what is enforced."""
         share = format_share(self.slices[0].milli) if self.slices else "nothing"
-        lent = memory_on_top(self.slices, lambda mib: f"{mib} MiB")
+        on_top = memory_on_top(self.slices, lambda mib: f"{mib} MiB")
         return (
-            f"memory: {self.memory_mib} MiB{lent}, {self.enforcement.memory}; "
+            f"memory: {self.memory_mib} MiB{on_top}, {self.enforcement.memory}; "
             f"compute: {share}, {self.enforcement.compute}"
         )
 

@@ -72,7 +72,9 @@ async def test_torchs_limit_is_raised_and_lowered_while_a_cell_runs(start: Start
     # Told as the cell begins, or before: it waits for it in the middle.
     pipe.change("0.007", "0.05", 2048)
     assert await said(kernel, AWAIT.format(0.007)) == "{0: 0.05, 1: 0.05}\n"
-    assert "655 MiB granted, now up to 2 GiB" in (await kernel.run("%gpu")).result["text/plain"]
+    told = (await kernel.run("%gpu")).result["text/plain"]
+    assert "Slice     2%, up to 10%\n" in told
+    assert "655 MiB granted, now up to 2 GiB" in told
     pipe.change("0.05", "0.007", 655)
     assert await said(kernel, AWAIT.format(0.05)) == "{0: 0.007, 1: 0.007}\n"
 

@@ -45,7 +45,9 @@ async def is_followed(jupyter_env: JupyterEnv, page: Frontend) -> None:
     newcomer = await jupyter_env.fill("98%")
     assert newcomer.slices, "it is granted at once"
     assert "".join((await cell.done()).outputs) == "runs\nlowered\n"
-    assert "655 MiB granted, now up to 655 MiB" in str((await page.run("%gpu").done()).heard)
+    told = str((await page.run("%gpu").done()).heard)
+    assert ("655 MiB granted;" in told, "now up to" in told) == (True, False), told
+    assert "3.2 GiB while nobody else needs that" in told
     await jupyter_env.pool.release(newcomer.id)
     assert await printed(page, f"{AWAIT.format(RAISED)}print('raised')") == "raised\n"
 

@@ -22,6 +22,8 @@ MISSING = (
 FIRST_NAMESPACE = "pid:[4026531836]"
 #: Longest time to wait for nvidia-smi, in seconds.
 TIMEOUT = 5.0
+#: Said of the most that a slice with a limit may ever use.
+WHILE_FREE = "while nobody else needs that"
 
 
 class SliceInfo:
@@ -39,8 +41,9 @@ class SliceInfo:
         self.simulated = facts.get("GPU_POOL_SIMULATED") == "1"
         self.enforced = facts.get("GPU_POOL_ENFORCED", "unknown")
         self.memory_mib = number("GPU_POOL_MEMORY_MIB")
-        #: What may be used now, with the burst; None where there never is one.
+        #: What may be used now, with the burst, and the most that ever may; None where nothing is on top.
         self.allowed_mib = number("GPU_POOL_ALLOWED_MIB")
+        self.limit_mib = number("GPU_POOL_LIMIT_MIB")
         since = number("GPU_POOL_HELD_SINCE")
         self.held_seconds = None if since is None else max(0, int(time.time()) - since)
         self.used_mib, self.used_words = (
@@ -53,6 +56,7 @@ class SliceInfo:
             ("Slice", size_name(self.size)),
             ("Device", ", ".join(self.devices)),
             ("Memory", self.memory()),
+            *(() if self.limit_mib is None else (("At most", f"{in_words(self.limit_mib)} {WHILE_FREE}"),)),
             ("Enforced", self.enforced),
             *(("No limit", f"{name}: {why}") for name, why in caps.failures().items()),
             ("Held for", "unknown" if self.held_seconds is None else duration(self.held_seconds)),
@@ -64,10 +68,11 @@ class SliceInfo:
         granted = "unknown" if self.memory_mib is None else in_words(self.memory_mib)
         if len(self.devices) > 1:
             granted = f"{len(self.devices)} x {granted}"
-        lent = "" if self.allowed_mib is None else f", now up to {in_words(self.allowed_mib)}"
+        has_more = self.allowed_mib is not None and self.allowed_mib > (self.memory_mib or 0)
+        on_top = f", now up to {in_words(self.allowed_mib or 0)}" if has_more else ""
         if self.used_mib is None:
-            return f"{granted} granted{lent}; {self.used_words}"
-        return f"{self.used_words} of {granted} granted{lent}"
+            return f"{granted} granted{on_top}; {self.used_words}"
+        return f"{self.used_words} of {granted} granted{on_top}"
 
     def __repr__(self) -> str:
         return "\n".join(f"{label:<9} {text}" for label, text in self.rows())
@@ -136,7 +141,10 @@ def number(name: str) -> "int | None":
 
 
 def size_name(size: str) -> str:
-    """Say a size: ``2%`` as it is, and of whole GPUs, which are asked for by a bare number, ``whole GPU``."""
+    """Say a size: ``2%``, ``2%, up to 10%``, and of whole GPUs, asked for by a bare number, ``whole GPU``."""
+    guarantee, _, limit = size.partition("..")
+    if limit:
+        return f"{guarantee}, up to {limit}"
     if not size.isdigit():
         return size
     return "whole GPU" if size == "1" else f"{size} whole GPUs"
@@ -259,7 +267,7 @@ def burst_words() -> str:
     if allowed >= limit:
         return f"It may use up to {in_words(limit)} now, and never more. "
     return (
-        f"It may use up to {in_words(limit)} while nobody else needs that, and {in_words(allowed)} now. "
+        f"It may use up to {in_words(limit)} {WHILE_FREE}, and {in_words(allowed)} now. "
         "Delete what you do not need (in PyTorch, then torch.cuda.empty_cache()), or run the cell later. "
     )
 

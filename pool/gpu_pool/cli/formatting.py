@@ -59,8 +59,8 @@ def granted(lease: Lease) -> str:
     labels = " and ".join(dict.fromkeys(part.device.label for part in lease.slices))
     size = f"{lease.request.size} whole" if lease.request.whole_devices else f"{lease.request.size} of"
     each = " each" if len(lease.slices) > 1 else ""
-    lent = memory_on_top(lease.slices, format_memory)
-    return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}{lent}"
+    on_top = memory_on_top(lease.slices, format_memory)
+    return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}{on_top}"
 
 
 def at_most(lease: Lease, now: float) -> str:

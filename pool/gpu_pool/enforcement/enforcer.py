@@ -371,6 +371,10 @@ def _without_effect(lease: Lease, allows_burst: Callable[[Device], bool]) -> Lea
     have_effect = all(part.limit_mib and allows_burst(part.device) for part in lease.slices)
     if have_effect or not (lease.slices and lease.request.has_limit):
         return lease
+    slices = tuple(
+        part if allows_burst(part.device) else replace(part, limit_mib=0, burst_mib=0)
+        for part in lease.slices
+    )
     memory = lease.enforcement.memory
     memory = replace(memory, by=f"{memory.by}; the limit above it changes nothing here")
-    return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
+    return replace(lease, slices=slices, enforcement=replace(lease.enforcement, memory=memory))

@@ -41,6 +41,7 @@ def lease(name, size, *devices, process=None, state=LeaseState.HELD, **more):
 BURST = replace(
     lease("a", "2%..10%", REAL), slices=(Slice(REAL, 20, 655, limit_mib=3_276, burst_mib=2_048 - 655),)
 )
+NO_BURST = replace(BURST, slices=(replace(BURST.slices[0], burst_mib=0),))
 ON_NODE = replace(
     lease("a", "2%..10%", REAL), slices=(Slice(replace(REAL, node="n1"), 20, 655, limit_mib=3_276),)
 )
@@ -69,6 +70,7 @@ def test_ordinals(number, text):
         (lease("a", "2%", REAL), "2% of Tesla V100-SXM2-32GB, 655MiB"),
         (lease("a", "2x50%", REAL, OTHER), "2x50% of Tesla V100-SXM2-32GB, 655MiB each"),
         (BURST, "2%..10% of Tesla V100-SXM2-32GB, 655MiB, now up to 2GiB"),
+        (NO_BURST, "2%..10% of Tesla V100-SXM2-32GB, 655MiB"),
         (ON_NODE, "2%..10% of Tesla V100-SXM2-32GB, 655MiB, up to 3276MiB"),
         (lease("a", "2", REAL, OTHER), "2 whole Tesla V100-SXM2-32GB, 655MiB each"),
     ],
@@ -77,7 +79,7 @@ def test_what_was_granted(held, text):
     assert formatting.granted(held) == text
 
 
-def test_what_is_lent_on_top_is_told_in_every_view():
+def test_a_burst_is_told_in_every_view():
     assert "655MiB, now up to 2GiB" in formatting.lease_row(BURST, 200.0)
     lines = dict(formatting.slice_lines(BURST, {"GPU-1": 700}, 200.0))
     assert lines["GPU"].endswith("655MiB granted, now up to 2GiB, 700MiB used")
@@ -85,6 +87,13 @@ def test_what_is_lent_on_top_is_told_in_every_view():
     assert BURST.environment["GPU_POOL_ALLOWED_MIB"] == "2048"
     assert BURST.environment["GPU_POOL_LIMIT_MIB"] == "3276"
     assert "GPU_POOL_LIMIT_MIB" not in lease("a", "2%", REAL).environment
+
+
+def test_who_has_no_burst_now_reads_what_is_granted_alone():
+    assert "655MiB" in formatting.lease_row(NO_BURST, 200.0)
+    lines = dict(formatting.slice_lines(NO_BURST, {}, 200.0))
+    assert lines["GPU"].endswith("655MiB granted, use not known")
+    assert NO_BURST.describe_limits().startswith("memory: 655 MiB, none")
 
 
 def test_where_a_waiter_stands():

@@ -113,7 +113,7 @@ async def test_where_something_firm_holds_slices_nothing_is_on_top_and_that_is_s
         lease = await opened.request(parse_request("2%..10%"), ME, key())
         await opened.core.reconciler.once()
         found = await opened.get_lease(lease.id)
-        assert [(part.limit_mib, part.burst_mib) for part in found.slices] == [(3276, 0)]
+        assert [(part.limit_mib, part.burst_mib) for part in found.slices] == [(0, 0)]
         assert "hard (recorder; the limit above it changes nothing here)" in found.describe_limits()
 
 
