@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Dialog, Page, expect
 
-from support.browsers import SCREENSHOTS
+from support.browsers import SCREENSHOTS, picture
 from support.dashboard import Site, showing
 from support.looking import PHONE, TOO_FAINT, TOO_WIDE, Open, live, look, press_until
 
@@ -82,6 +82,27 @@ async def test_an_instructor_adds_a_slice_and_a_student_sees_it(
     assert said_by(file) == MORE
     await student.reload()
     await expect(student.locator("main table")).to_contain_text("Large")
+
+
+async def test_a_slice_with_a_limit_says_what_it_comes_to(site: Site, look: Open, file: Path) -> None:
+    page = await look(EDIT, "turing")
+    limited = COURSE.replace("request: 2%", "request: 2%..10%")
+    await edit(page, limited, "Check")
+    outcome = page.locator("#outcome")
+    await expect(outcome).to_contain_text("655 MiB, up to 3.2 GiB")
+    await expect(outcome).to_contain_text("2% is certain")
+    assert await page.evaluate(TOO_WIDE) == 0
+    await picture(page, "burst-edit.png", full_page=True)
+    await edit(page, limited, "Save")
+    await expect(page.locator(".said")).to_contain_text("in force from now on")
+    for user in ("ada", "grace"):
+        await site.take("2%..10%", user, "intro-ml", "Python 3")
+    student = await look("courses/intro-ml", "ada")
+    await expect(student.locator("main")).to_contain_text("2%, up to 10% while that is free")
+    await picture(student, "burst-course.png", full_page=True)
+    page = await look("", "ada")
+    await expect(page.locator("main")).to_contain_text("655 MiB, now up to 3.2 GiB")
+    await picture(page, "burst-leases.png", full_page=True)
 
 
 async def test_an_error_leads_to_its_line_by_keyboard(site: Site, look: Open) -> None:

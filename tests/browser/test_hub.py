@@ -87,7 +87,8 @@ async def teach(browser: Browser, hub: str) -> None:
     await instructor.get_by_role("link", name="Edit").click()
     text = instructor.locator("#text")
     before = await text.input_value()
-    await text.fill(before.replace("  - name: Large", "  - name: Medium\n    request: 5%\n  - name: Large"))
+    more = "  - name: Medium\n    request: 5%\n  - name: Elastic\n    request: 2%..10%\n  - name: Large"
+    await text.fill(before.replace("  - name: Large", more))
     await instructor.get_by_role("button", name="Save", exact=True).click()
     await expect(instructor.locator(".said")).to_contain_text("in force from now on")
     student = await visit(browser, hub, "grace", "/hub/spawn")
@@ -97,6 +98,10 @@ async def teach(browser: Browser, hub: str) -> None:
         return await student.get_by_text("Medium").count() > 0
 
     await eventually(is_offered)
+    await expect(
+        student.get_by_text("2% of a GPU, up to 10% of its memory while that is free")
+    ).to_be_visible()
+    await picture(student, "burst-spawn.png", full_page=True)
     for page in (instructor, student):
         await page.context.close()
 
