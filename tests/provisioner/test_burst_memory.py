@@ -119,3 +119,37 @@ async def test_a_kernel_that_gets_a_limit_while_a_cell_runs_follows_when_that_ha
         ends.touch()
         await cell.done()
         await is_followed(jupyter_env, page)
+
+
+#: What fails at torch's limit, as torch's own allocator does, of one device with 32 GiB.
+ALLOCATES = """
+import torch, time
+class OutOfMemoryError(RuntimeError): __module__ = 'torch.cuda'
+def allocate(mib):
+    torch.cuda.init()
+    if mib > torch.cuda.fractions[0] * 32768:
+        raise OutOfMemoryError('CUDA out of memory.')
+    print('allocated')
+"""
+
+
+async def test_who_hits_the_lowered_limit_reads_why_and_what_to_do(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    km = manager(install(jupyter_env, tmp_path))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await printed(page, ALLOCATES)
+        assert (
+            await printed(page, f"torch.cuda.init()\n{AWAIT.format(RAISED)}allocate(2000)") == "allocated\n"
+        )
+        newcomer = await jupyter_env.fill("98%")
+        cell = await page.run(f"{AWAIT.format(GRANTED)}allocate(100)\nallocate(2000)").done()
+        assert cell.status == "error"
+        told = "".join(cell.outputs)
+        assert told.startswith("allocated\n"), "what is granted is never taken"
+        assert "GPU memory ran out: this kernel's slice is 2%..10%, with 655 MiB of memory." in told
+        assert "It may use up to 3.2 GiB while nobody else needs that, and 655 MiB now. Delete what" in told
+        assert "or run the cell later." in told
+        await jupyter_env.pool.release(newcomer.id)
+        assert await printed(page, f"{AWAIT.format(RAISED)}allocate(2000)") == "allocated\n"

@@ -84,7 +84,8 @@ class PoolCore:
         self.launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._backend_runs = contextlib.AsyncExitStack()
         backend.join(self)
-        self.reconciler = Reconciler(PoolSteps(self).all(), self.settings.tuning.passes_every)
+        self._steps = PoolSteps(self)
+        self.reconciler = Reconciler(self._steps.all(), self.settings.tuning.passes_every)
 
     # -- Opening, keeping in order, closing ------------------------------------
 
@@ -121,6 +122,11 @@ class PoolCore:
     def wake(self) -> None:
         """Have the pool look soon, since something has changed."""
         self.reconciler.wake()
+
+    def follow_bursts(self, lease: Lease) -> None:
+        """Have the pool look soon where others have on top what was just granted, or this one may."""
+        if lease.limit_mib or self._steps.may_burst:
+            self.wake()
 
     async def _find_devices(self) -> None:
         self._found = await self.backend.devices(SELDOM)

@@ -121,6 +121,7 @@ class GpuPool(Pool):
                     adapted = await backend.adapt(request, holder, self._caller)
                     lease = await store.run(_decide, self.core.registry, adapted, holder, key, mark)
                     self.core.keep_in_order()
+                    self.core.follow_bursts(lease)
                     if backend.queue is not None and lease.state is LeaseState.HELD:
                         await backend.queue.submit(lease)
                         lease = await self._counted(lease)
@@ -307,7 +308,9 @@ class GpuPool(Pool):
                     "and what it keeps on the GPU would be in the way.",
                     "End the process to give the slice back.",
                 )
-            return await self._bound(await store.run(leases.change_size, lease_id, counted, ahead=ahead))
+            lease = await store.run(leases.change_size, lease_id, counted, ahead=ahead)
+            self.core.follow_bursts(lease)
+            return await self._bound(lease)
 
     def _in_pod(self, lease_id: str) -> bool:
         return self.backend.host is not None and self.backend.host.has_kernel(lease_id)
@@ -325,13 +328,19 @@ class GpuPool(Pool):
             lease = await self._own(lease_id, "be lent to others")
             suspension = self.backend.suspension
             if suspension is None or (await self._activity(lease)).initialised is False:
-                return await self.store.run(leases.lend, lease_id)
+                return await self._lent(lease_id)
             await suspension.suspend(lease)
             try:
-                return await self.store.run(leases.lend, lease_id)
+                return await self._lent(lease_id)
             except BaseException:
                 await suspension.restore(lease)
                 raise
+
+    async def _lent(self, lease_id: str) -> Lease:
+        """Lend a lease's slices to others, and return it parked."""
+        lease = await self.store.run(leases.lend, lease_id)
+        self.core.follow_bursts(lease)
+        return lease
 
     async def _own(self, lease_id: str, what: str) -> Lease:
         """Return a lease; refuse, with ``NotAllowed``, to take its slices away in another's name."""
@@ -349,7 +358,9 @@ class GpuPool(Pool):
             if self.backend.queue is not None and (lease := await self.core.living(lease_id)).is_queued:
                 return lease
             await self.core.refresh(FRESH, DRIVER_WITHIN)
-            return await self._restored(await self.store.run(_queue_again, lease_id))
+            lease = await self.store.run(_queue_again, lease_id)
+            self.core.follow_bursts(lease)
+            return await self._restored(lease)
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """See ``Pool.release``."""

@@ -244,7 +244,7 @@ class PoolSteps:
         #: What was held at the last pass, all of which is bound.
         self._bound: Sequence[Lease] = ()
         #: Whether any of it may have a burst.
-        self._may_burst = False
+        self.may_burst = False
 
     def all(self) -> tuple[Step, ...]:
         """Return the steps by their names."""
@@ -338,12 +338,12 @@ class PoolSteps:
                 continue
             with suppress(PoolUnreachable, LeaseGone):  # it was ended
                 await self._backend.bind(lease)
-        self._bound, self._may_burst = held, burst.may_change(held)
+        self._bound, self.may_burst = held, burst.may_change(held)
         return False
 
     async def _set_bursts(self, facts: Facts) -> bool:
         """Let memory be used that nobody is granted, and take back what is granted since."""
-        if not (facts.leads and self._may_burst):
+        if not (facts.leads and self.may_burst):
             return False
         return await self._store.run(burst.update, self._backend.memory_in_use(), self._backend.allows_burst)
 

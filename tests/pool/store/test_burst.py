@@ -15,9 +15,10 @@ from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import database
+from gpu_pool.tuning import Tuning
 from gpu_pool_client import Device, Holder, parse_request
 from support.passes import NO_PASSES
-from support.pools import V100, take
+from support.pools import V100, embedded, eventually, take
 
 SETTINGS = PoolSettings(tuning=NO_PASSES)
 
@@ -174,6 +175,26 @@ async def test_a_service_that_owns_the_devices_decides_as_well(tmp_path: Path) -
         assert await bursts(pool) == [32768 - 655 - 31129, 0]
     finally:
         await pool.close()
+
+
+async def test_a_grant_has_the_pool_look_at_once(tmp_path: Path) -> None:
+    async with embedded(tmp_path / "store.db", tuning=Tuning(passes_every=3600.0)) as pool:
+
+        async def is_on_top(*mib: int) -> bool:
+            return [part.burst_mib for lease in (await pool.status()).leases for part in lease.slices] == [
+                *mib
+            ]
+
+        await take(pool, "2%..10%", "a")
+        await eventually(lambda: is_on_top(2621))
+        newcomer = await take(pool, "95%", "b")
+        await eventually(lambda: is_on_top(32768 - 655 - 31129, 0))
+        await pool.park(newcomer)
+        await eventually(lambda: is_on_top(2621))
+        await pool.resume(newcomer)
+        await eventually(lambda: is_on_top(32768 - 655 - 31129, 0))
+        await pool.resize(newcomer, parse_request("50%"))
+        await eventually(lambda: is_on_top(2621, 0))
 
 
 @pytest.mark.parametrize("firm", ["one size", "a MIG instance"])
