@@ -33,6 +33,7 @@ class Laws:
         self.seen |= live.keys()
         self.problems = [
             *_amounts(status),
+            *_bursts(status),
             *_line(status),
             *_asked(status),
             *_processes(kernels, live),
@@ -65,6 +66,21 @@ def _amounts(status: PoolStatus) -> list[str]:
             problems.append(f"granted {milli} and {memory} MiB of {device}")
         if (milli, memory) != (device.held_milli, device.held_memory_mib):
             problems.append(f"held are {milli} and {memory} MiB, and counted {device}")
+    return problems
+
+
+def _bursts(status: PoolStatus) -> list[str]:
+    """What is used on top is nobody's guarantee, within each limit, and of leases that are held alone."""
+    problems = []
+    for lease in (*status.leases, *status.queue):
+        for part in lease.slices:
+            most = max(0, part.limit_mib - part.memory_mib) if lease.state is LeaseState.HELD else 0
+            if not 0 <= part.burst_mib <= most:
+                problems.append(f"{lease.id}, {lease.state.value}, has {part.burst_mib} MiB on top of {part}")
+    for device in status.devices:
+        parts = [part for lease in status.leases for part in lease.slices if part.device == device.device]
+        if sum(part.allowed_mib for part in parts) > device.device.memory_mib:
+            problems.append(f"{sum(part.allowed_mib for part in parts)} MiB may be used of {device}")
     return problems
 
 

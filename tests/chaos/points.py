@@ -50,6 +50,12 @@ SERVICE: Final = (
     "gpu_pool.policy.yielding:ask_back:before",
     "gpu_pool.policy.yielding:ask_back:after",
     "gpu_pool.store.yielding:place:after",
+    "gpu_pool.store.burst:update:before",
+    "gpu_pool.policy.burst:divide:before",
+    "gpu_pool.policy.burst:divide:after",
+    "gpu_pool.store.burst:_write:before",
+    "gpu_pool.store.burst:_write:after",
+    "gpu_pool.store.burst:update:after",
     "gpu_pool.store.reclaim:end_gone:before",
     "gpu_pool.store.reclaim:end_gone:after",
     "gpu_pool.store.reclaim:serve_queue:after",
@@ -80,6 +86,10 @@ SERVER: Final = (
     "gpu_pool_provisioner.pool_work:PoolWork._park:after",
     "gpu_pool_provisioner.pool_work:PoolWork._resume:before",
     "gpu_pool_provisioner.pool_work:PoolWork._resume:after",
+    "gpu_pool_provisioner.driver:SessionDriver._show_burst:before",
+    "gpu_pool_provisioner.resize_pipe:ResizeRequests.open_changes:after",
+    "gpu_pool_provisioner.resize_pipe:ResizeRequests.tell:before",
+    "gpu_pool_provisioner.resize_pipe:ResizeRequests.tell:after",
     "gpu_pool_client._remote.client:RemotePool.request:after",
     "gpu_pool_client._remote.client:RemotePool.release:before",
     "gpu_pool_provisioner.templates:TemplateProcess._import:before",
@@ -102,6 +112,11 @@ FORKED: Final = (
     "os:fork:after",
     "gpu_pool_kernels.inkernel.template:Template.become_kernel:before",
     "gpu_pool_kernels.inkernel.template:Template.become_kernel:after",
+)
+#: In a kernel that was forked: as it hears of what it may use on top of its slice, or no more.
+KERNEL: Final = (
+    "gpu_pool_kernels.inkernel.slice_requests:apply:before",
+    "gpu_pool_kernels.inkernel.slice_requests:apply:after",
 )
 #: In the service of a cluster: from the request for a slice to the end of its kernel's pod.
 CLUSTER: Final = (
@@ -166,10 +181,10 @@ def arm(points: tuple[str, ...], folder: Path) -> None:
 
 def arm_template(folder: Path) -> None:
     """Wrap the points of this process, a template that imports what its kernels need."""
-    for point in (*TEMPLATE, *FORKED):
+    for point in (*TEMPLATE, *FORKED, *KERNEL):
         # It runs in an environment of its own, under a private name.
         module = point.partition(":")[0].replace("gpu_pool_kernels.inkernel", PACKAGE)
-        _wrap(sys.modules[module], point, folder)
+        _wrap(importlib.import_module(module), point, folder)
 
 
 def be_of_release(folder: Path) -> None:

@@ -30,7 +30,7 @@ _PASSES: Final = 15
 _ANSWERS_WITHIN: Final = 120.0
 #: What can happen to a template.
 _BLOWS: Final = (points.KILL, points.STOP, points.STALL, points.NO_MEMORY)
-_POINTS: Final = (*points.SERVICE, *points.SERVER, *points.TEMPLATE, *points.FORKED)
+_POINTS: Final = (*points.SERVICE, *points.SERVER, *points.TEMPLATE, *points.FORKED, *points.KERNEL)
 
 
 class Schedule:
@@ -174,14 +174,14 @@ class Schedule:
     async def strike_at(self, point: str) -> None:
         """Let kernels live through everything until somebody was killed at this point, and mend it."""
         self._tell(f"kill at {point}")
-        if point in (*points.TEMPLATE, *points.FORKED):
+        if point in (*points.TEMPLATE, *points.FORKED, *points.KERNEL):
             await self._renew_servers()
         points.strike(self.world.strikes, point, points.KILL)
 
         async def is_hit() -> bool:
             for _ in range(_PASSES):
                 for _ in range(3):
-                    await self._start_kernel("45%", self._random.choice(["tiny", "warm"]))
+                    await self._start_kernel(SIZES[-1], self._random.choice(["tiny", "warm"]))
                 for school in self.world.schools:
                     for kernel in await school.kernels():
                         self._later(school.work(kernel))
@@ -191,6 +191,9 @@ class Schedule:
                 if point in self.hit:
                     return True
                 await asyncio.sleep(0.2)  # so that some are idle for long enough to give way, or to be parked
+            # Jupyter loses sight of a kernel that it is asked to end while it restarts it.
+            if self._under_way:
+                await asyncio.wait(self._under_way)
             # Where all wait for others, nobody is granted a slice at once.
             for school in self.world.schools:
                 for kernel in await school.kernels():

@@ -53,7 +53,7 @@ async def test_nothing_is_lost_granted_twice_or_left_behind(schedule: Schedule) 
 @pytest.mark.skipif("CHAOS_MINUTES" not in os.environ, reason="it takes a quarter of an hour: make chaos")
 @pytest.mark.timeout(3600)
 async def test_every_point_of_a_lease_s_life_is_struck(schedule: Schedule) -> None:
-    for point in (*points.SERVICE, *points.SERVER, *points.TEMPLATE, *points.FORKED):
+    for point in (*points.SERVICE, *points.SERVER, *points.TEMPLATE, *points.FORKED, *points.KERNEL):
         await schedule.strike_at(point)
         print(f"struck: {point}")
     await schedule.empty()

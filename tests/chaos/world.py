@@ -26,7 +26,7 @@ from support.jupyter_env import IPYKERNEL, TINY, eventually
 
 TOKEN: Final = "a token for this test"
 #: Slices that the kernels of this world ask for.
-SIZES: Final = ("5%", "20%", "45%")
+SIZES: Final = ("5%", "20%..60%", "45%..90%")
 #: The kinds of kernels in this world by how often they are asked for, and their settings. One of the
 #: templates has to make room for the third.
 KINDS: Final = {"warm": 6, "soon": 2, "rare": 1, "tiny": 3}
@@ -79,7 +79,7 @@ class Seen(NamedTuple):
 
 def spec_name(kind: str, size: str) -> str:
     """Return the name of a kernelspec."""
-    return f"{kind}{size.rstrip('%')}"
+    return f"{kind}{size.replace('%', '')}"
 
 
 @dataclass(repr=False)

@@ -59,9 +59,12 @@ def update(
         if not _changes(store, used, allows):
             return False
     with store.db.transaction(store.give_up_at):
-        changes = _changes(store, used, allows)
-        for number, parts in changes.items():
-            store.db.run("set_burst", {"number": number, "slices": store.devices.write(parts)})
+        return _write(store, _changes(store, used, allows))
+
+
+def _write(store: StoreContext, changes: Mapping[int, Sequence[Slice]]) -> bool:
+    for number, parts in changes.items():
+        store.db.run("set_burst", {"number": number, "slices": store.devices.write(parts)})
     return bool(changes)
 
 
