@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_pool.clock import Clock
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.backend import LocalBackend
 from gpu_pool.embedded.pool import local_pool
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import database
+from gpu_pool.store import burst, database
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import Device, Holder, parse_request
 from support.passes import NO_PASSES
-from support.pools import V100, embedded, eventually, take
+from support.pools import V100, device, embedded, eventually, take
 
 SETTINGS = PoolSettings(tuning=NO_PASSES)
 
@@ -195,6 +200,76 @@ async def test_a_grant_has_the_pool_look_at_once(tmp_path: Path) -> None:
         await eventually(lambda: is_on_top(32768 - 655 - 31129, 0))
         await pool.resize(newcomer, parse_request("50%"))
         await eventually(lambda: is_on_top(2621, 0))
+
+
+async def test_a_newcomer_that_gives_up_at_once_costs_nobody_a_burst(
+    pool: GpuPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await take(pool, "2%..10%", "a")
+    await bursts(pool)
+    written = count(monkeypatch, "set_burst")
+    await pool.release(await take(pool, "95%", "b"))
+    assert await bursts(pool) == [2621]
+    assert written == []
+
+
+async def test_who_is_granted_between_the_look_and_the_decision_has_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, loop = tmp_path / "store.db", asyncio.get_running_loop()
+    first, second = pool_at(path), pool_at(path)
+    look, has_come = burst._changes, threading.Event()
+
+    def meanwhile(*seen: Any) -> Any:
+        found = look(*seen)
+        if found and not has_come.is_set():
+            has_come.set()
+            asyncio.run_coroutine_threadsafe(take(second, "95%", "b"), loop).result(60)
+        return found
+
+    try:
+        await take(first, "2%..10%", "a")
+        monkeypatch.setattr(burst, "_changes", meanwhile)
+        assert await bursts(first) == [32768 - 655 - 31129, 0]
+        assert has_come.is_set()
+    finally:
+        await first.close()
+        await second.close()
+
+
+async def test_two_hundred_have_their_share_and_give_it_back_in_one_decision_each(tmp_path: Path) -> None:
+    pool = pool_at(tmp_path / "store.db", *(device(number) for number in range(4)))
+    try:
+        for number in range(200):
+            await take(pool, f"1.1%..50% index={number % 4}", f"kernel-{number}", Holder(f"user{number}"))
+        on_top = await bursts(pool)
+        assert sum(on_top) == 4 * 32768 - 200 * 360
+        assert max(on_top) - min(on_top) <= 1, "all have as much"
+        for number in range(4):
+            await take(pool, f"44% index={number}", f"newcomer-{number}")
+        assert await bursts(pool) == [0] * 204
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, -60.0, 60.0, 86_400.0])
+async def test_a_clock_that_is_set_moves_no_burst(tmp_path: Path, jump: float) -> None:
+    ahead = [0.0]
+    backend = Measured(tmp_path / "store.db", SETTINGS, lambda: Inventory((V100,), "test"))
+    backend.used = {}
+    clock = Clock(wall=lambda: time.time() + ahead[0])
+    pool = GpuPool(PoolCore(tmp_path / "store.db", backend, SETTINGS, clock))
+    try:
+        for name in ("a", "b"):
+            await take(pool, "10%..100%", name)
+        before = await bursts(pool)
+        ahead[0] = jump
+        assert await bursts(pool) == before
+        await take(pool, "40%", "c")
+        taken_back = await bursts(pool)
+        assert taken_back == [(32768 - 2 * 3276 - 13107) // 2 + 1, (32768 - 2 * 3276 - 13107) // 2, 0]
+    finally:
+        await pool.close()
 
 
 @pytest.mark.parametrize("firm", ["one size", "a MIG instance"])
