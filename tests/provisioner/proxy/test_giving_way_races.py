@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import EndReason, Lease, LeaseState, PoolUnreachable
+from gpu_pool_client import EndReason, Lease, LeaseState, NotAllowed, PoolUnreachable
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from support.frontend import frontend
@@ -268,5 +268,39 @@ async def test_a_kernel_that_stands_still_is_left_alone_and_another_one_goes(
             os.kill(still.provisioner.process.pid, signal.SIGCONT)
             assert (await page.run("print(kept)").done()).outputs == ["42\n"]
             await jupyter_env.pool.release(waits.id)
+            assert (await other.run("print(kept)").done()).outputs == ["43\n"]
+    await have_ended(jupyter_env, waits.id)
+
+
+async def test_where_the_host_has_no_free_memory_the_kernel_keeps_its_slice_and_another_one_goes(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(yield_after="1s")
+    pool, refused = jupyter_env.pool, threading.Event()
+    full, idles = (manager(jupyter_env.install(name, "50%")) for name in ("full", "idles"))
+    await full.start_kernel()
+    mine = await jupyter_env.only_lease()
+    park = pool.park
+
+    async def refuse(lease_id: str) -> Lease:
+        if lease_id != mine.id:
+            return await park(lease_id)
+        refused.set()
+        raise NotAllowed("It holds 20480 MiB on its GPU, and 512 MiB of host memory are available to it.")
+
+    monkeypatch.setattr(pool, "park", refuse)
+    async with frontend(full) as page:
+        await page.run("kept = 42").done()
+        await idles.start_kernel()
+        async with frontend(idles) as other:
+            await other.run("kept = 43").done()
+            # The first has been idle for longer, so it is asked first.
+            waits = await jupyter_env.fill("50% for 10min")
+            assert (await pool.wait(waits.id, 120)).state is LeaseState.HELD
+            assert refused.is_set()
+            assert full.provisioner.session.state is State.RUNNING
+            assert (await pool.get_lease(mine.id)).state is LeaseState.HELD
+            assert (await page.run("print(kept)").done()).outputs == ["42\n"]
+            await pool.release(waits.id)
             assert (await other.run("print(kept)").done()).outputs == ["43\n"]
     await have_ended(jupyter_env, waits.id)
