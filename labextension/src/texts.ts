@@ -303,7 +303,7 @@ function times(slice: ISlice, now: number, trans: Words): IRow[] {
   const since = (at: number): string => duration(Math.max(0, now - at), trans);
   const until = (at: number): string => duration(Math.max(0, at - now), trans);
   const from = (at: number): string =>
-    at > now ? trans.__('in %1', until(at)) : trans.__('at any time');
+    at > now ? trans.__('in %1, sooner if they have waited', until(at)) : trans.__('at any time');
   const waits = slice.state === 'waiting' || slice.state === 'resuming';
   const ends = slice.ends_when_idle ? trans.__('If idle, ends in') : trans.__('If idle, lent in');
   const all: [string, number | null, (at: number) => string][] = [

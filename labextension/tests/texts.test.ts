@@ -221,7 +221,7 @@ test('the panel lists what there is', () => {
     ['Idle for: 2 min', 'If idle, lent in: 3 min', 'Kept for: 1 min']
   );
   assert.deepEqual(labels(slice({ yields_at: NOW + 60 })).slice(6), [
-    'Lent if somebody waits: in 1 min'
+    'Lent if somebody waits: in 1 min, sooner if they have waited'
   ]);
   assert.deepEqual(labels(slice({ yields_at: NOW - 60 })).slice(6), [
     'Lent if somebody waits: at any time'

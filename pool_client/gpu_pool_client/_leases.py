@@ -11,6 +11,10 @@ from gpu_pool_client._devices import DeviceStatus, Enforcement, Slice
 from gpu_pool_client._processes import Process
 from gpu_pool_client._requests import SliceRequest, format_share
 
+#: Seconds that a kernel is idle before it gives way to anybody: longer than the pause between two cells that
+#: run one after the other.
+_PAUSE: Final = 5.0
+
 
 class WhenIdle(str, Enum):
     """What becomes of the slice of an idle kernel that cannot be parked."""
@@ -41,8 +45,8 @@ class Terms:
     in_pod: bool = False
     #: Whether it ends then because a length was said with its request, and not because its course says so.
     ends_as_asked: bool = False
-    #: After how long an idle kernel gives its slice to somebody who waits, where it can be parked; None for
-    #: never, as in a pod.
+    #: After how long an idle kernel gives its slice to somebody who waits, where it can be parked, and sooner
+    #: to somebody who has waited for as long; None for never, as in a pod.
     yield_after: float | None = None
 
     @property
@@ -64,6 +68,11 @@ class Terms:
     def has_limits(self) -> bool:
         """Whether anything may be taken away while the kernel lives."""
         return self.revocable or self.ends_at is not None or self.idle_limit is not None
+
+
+def gives_way_after(yield_after: float) -> float:
+    """Return how many seconds a kernel is idle at least before it gives its slice to anybody who waits."""
+    return min(_PAUSE, yield_after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,16 +342,16 @@ STAYS = "it has used CUDA and what it keeps there cannot be moved away"
     ("limits", "said"),
     [
         ({}, None),
-        ({"YIELD_AFTER": "60"}, f"given after 1 min to somebody who waits, unless {STAYS}"),
+        ({"YIELD_AFTER": "60"}, f"given after 1 min to somebody who waits, sooner to one who has waited as long, unless {STAYS}"),
         ({"IDLE_LIMIT": "900"}, f"lent to others after 15 min, unless {STAYS}"),
         (
             {"YIELD_AFTER": "60", "IDLE_LIMIT": "900"},
-            f"given after 1 min to somebody who waits, lent to others after 15 min, unless {STAYS}",
+            f"given after 1 min to somebody who waits, sooner to one who has waited as long, lent to others after 15 min, unless {STAYS}",
         ),
         ({"YIELD_AFTER": "60", "IDLE_LIMIT": "60"}, f"lent to others after 1 min, unless {STAYS}"),
         (
             {"YIELD_AFTER": "60", "IDLE_LIMIT": "900", "IDLE_ENDS_CUDA": "1"},
-            f"given after 1 min to somebody who waits, lent to others after 15 min; if {STAYS}, "
+            f"given after 1 min to somebody who waits, sooner to one who has waited as long, lent to others after 15 min; if {STAYS}, "
             "ended after 15 min, with a warning before",
         ),
         ({"IDLE_LIMIT": "900", "IDLE_ENDS": "1"}, "ended after 15 min, with a warning before"),

@@ -236,8 +236,8 @@ class CourseFile(_Part):
     )
     yield_after: YieldAfter = Field(
         default=YIELD_AFTER,
-        description="After how long it is lent to somebody who waits for one, where that is possible: "
-        "60s; or never.",
+        description="After how long it is lent to somebody who waits for one, where that is possible, and "
+        "sooner to one who has waited for as long: 60s; or never.",
     )
     when_idle: Idle = Field(
         default=WhenIdle.KEEP,

@@ -1,13 +1,15 @@
 """Which idle kernels give way to those who wait, and where they stand in the queue when they return. Pure.
 
 An idle kernel costs others nothing while nobody waits, so its slice is asked back only for somebody
-who could then start: see :func:`ask_back`. It takes a slice again at its next cell, and overtakes
-each newcomer at most once: see :func:`place_of_return`.
+who could then start, see :func:`ask_back`, and sooner for those who have waited for long, see
+:func:`yields_at`. It takes a slice again at its next cell, and overtakes each newcomer at most once: see
+:func:`place_of_return`.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +19,7 @@ from gpu_pool.policy.queue import order
 from gpu_pool.policy.queue_state import Rules, Situation, Waiter
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 from gpu_pool_client._free import fits
+from gpu_pool_client._leases import gives_way_after
 
 #: Seconds that a kernel is idle before it may be asked back, unless its course says otherwise.
 YIELD_AFTER: Final = 60.0
@@ -38,7 +41,8 @@ class HeldKernel:
     idle_since: float | None
     #: Whether its devices work for it; None where that is not known.
     working: bool | None
-    #: How long it is idle before it may be asked back, in seconds; None for never.
+    #: How long it is idle before it may be asked back, or whoever needs it has waited, in seconds; None for
+    #: never.
     yield_after: float | None = YIELD_AFTER
     #: Whether it has taken its slice again and run no cell since.
     returned: bool = False
@@ -48,20 +52,31 @@ class HeldKernel:
     asked: bool = False
 
 
-def yields_at(kernel: HeldKernel) -> float | None:
-    """Return from when on it may be asked back if nothing changes; None for never."""
-    never = kernel.idle_since is None or kernel.working is not False or kernel.yield_after is None
-    if never or kernel.returned or kernel.asked:
+def yields_at(kernel: HeldKernel, waiting_since: float = -math.inf) -> float | None:
+    """Return from when on it may be asked back if nothing changes; None for never.
+
+    That is once it has been idle for as long as its course says, or whoever needs what it has has waited
+    for as long: so that nobody waits for longer beside slices that idle.
+
+    Parameters
+    ----------
+    kernel
+        What is known of it.
+    waiting_since
+        Since when the one who needs it waits; by default, for long enough.
+    """
+    idle_since, after = kernel.idle_since, kernel.yield_after
+    if idle_since is None or after is None or kernel.working is not False or kernel.returned or kernel.asked:
         return None
-    at = (kernel.idle_since or 0.0) + (kernel.yield_after or 0.0)
+    at = max(idle_since + gives_way_after(after), min(idle_since, waiting_since) + after)
     if len(kernel.parkings) >= MOST_PARKINGS:
         at = max(at, kernel.parkings[-MOST_PARKINGS] + _HOUR)
     return at
 
 
-def may_yield(kernel: HeldKernel, now: float) -> bool:
-    """Whether it may be asked back now."""
-    at = yields_at(kernel)
+def may_yield(kernel: HeldKernel, now: float, waiting_since: float = -math.inf) -> bool:
+    """Whether it may be asked back now for somebody who waits since then; see :func:`yields_at`."""
+    at = yields_at(kernel, waiting_since)
     return at is not None and at <= now
 
 
@@ -82,7 +97,7 @@ def ask_back(
     now: Situation,
     reservations: Mapping[int, Sequence[str]],
     kernels: Iterable[HeldKernel],
-    yielded_to: Collection[int],
+    yielded_to: Mapping[int, float],
 ) -> dict[int, tuple[int, ...]]:
     """Say which kernels to ask back, and for whom.
 
@@ -95,7 +110,7 @@ def ask_back(
     kernels
         All held leases of kernels, those that have been asked before as well.
     yielded_to
-        The numbers of the waiters whom others give way to; see :func:`is_yielded_to`.
+        By number, when each of the waiters asked whom others give way to; see :func:`is_yielded_to`.
 
     Returns
     -------
@@ -109,7 +124,8 @@ def ask_back(
     coming = _Coming(now, reservations, [kernel for kernel in held if kernel.asked], idle)
     found: dict[int, tuple[int, ...]] = {}
     for waiter in order(now):
-        asked = coming.serve(waiter) if waiter.number in yielded_to else None
+        since = yielded_to.get(waiter.number)
+        asked = None if since is None else coming.serve(waiter, since)
         if asked:
             found[waiter.number] = tuple(kernel.number for kernel in asked)
     return found
@@ -129,28 +145,32 @@ class _Coming:
         self._statuses = list(now.statuses)
         for kernel in asked:
             self._statuses = placement.give_back(self._statuses, kernel.parts)
-        self._idle = sorted(idle, key=_idle_since)
-        #: What cannot be had, whoever gives way: by request, devices and what is reserved for others.
-        self._vain: set[tuple[SliceRequest, frozenset[str], frozenset[str]]] = set()
+        self._idle, self._now = sorted(idle, key=_idle_since), now.now
+        #: When the waiters began to wait at the latest for whom these give way, in order.
+        self._latest = sorted(_latest(kernel, now.now) for kernel in self._idle)
+        #: What cannot be had, though so many give way: by request, devices and what is reserved for others.
+        #: Whoever has waited for longer has the same ones give way, and maybe more.
+        self._vain: set[tuple[SliceRequest, frozenset[str], frozenset[str], int]] = set()
 
-    def serve(self, waiter: Waiter) -> tuple[HeldKernel, ...] | None:
+    def serve(self, waiter: Waiter, since: float) -> tuple[HeldKernel, ...] | None:
         """Take what the waiter needs, and return who gives way for it; None if that does not help."""
         taken = frozenset(
             uuid for number, kept in self._reservations.items() if number != waiter.number for uuid in kept
         )
-        kind = waiter.request, waiter.devices, taken
+        give_way = len(self._latest) - bisect_left(self._latest, since)
+        kind = waiter.request, waiter.devices, taken, give_way
         if kind in self._vain:
             return None
         usable = _usable(self._statuses, waiter.devices, taken)
-        giving = (
-            () if self._place(waiter, usable) else _fewest(waiter.request, usable, self._idle, self._rules)
-        )
+        idle = [kernel for kernel in self._idle if may_yield(kernel, self._now, since)]
+        giving = () if self._place(waiter, usable) else _fewest(waiter.request, usable, idle, self._rules)
         if giving is None:
             self._vain.add(kind)
             return None
         for kernel in giving:
             self._statuses = placement.give_back(self._statuses, kernel.parts)
             self._idle.remove(kernel)
+            self._latest.remove(_latest(kernel, self._now))
             self._vain.clear()
         parts = self._place(waiter, _usable(self._statuses, waiter.devices, taken)) or ()
         self._statuses = placement.deduct(self._statuses, parts)
@@ -168,6 +188,12 @@ def _usable(
         for status in statuses
         if status.device.uuid not in taken and (not home or status.device.uuid in home)
     ]
+
+
+def _latest(kernel: HeldKernel, now: float) -> float:
+    """Return when somebody must have begun to wait at the latest, so that a kernel that is idle gives way."""
+    after = kernel.yield_after or 0.0
+    return math.inf if _idle_since(kernel) + after <= now else now - after
 
 
 def _idle_since(kernel: HeldKernel) -> float:

@@ -48,7 +48,13 @@ class Way:
     @property
     def asks_back(self) -> bool:
         """Whether any kernel is asked for its slice when somebody waits."""
-        return any(each.yield_after is not None for each in (self, *self.of_course.values()))
+        return bool(self.waits)
+
+    @property
+    def waits(self) -> frozenset[float]:
+        """After how long a wait idle kernels give way sooner, in seconds."""
+        each = (way.yield_after for way in (self, *self.of_course.values()))
+        return frozenset(after for after in each if after is not None)
 
     def begins_parked(self, session: RecordedSession) -> bool:
         """Whether a session that had begun before would have no slice by now, if somebody had waited."""
@@ -272,7 +278,8 @@ class _Replay:
             since,
             is_parked=bool(kernel.home),
         )
-        self._at(max(now, since + self._policy.drain_after), _Event.LOOK, kernel)
+        for due in (since + self._policy.drain_after, *(now + seconds for seconds in self._way.waits)):
+            self._at(max(now, due), _Event.LOOK, kernel)
         self._changed = True
 
     def _submit(self, kernel: _Kernel, now: float) -> None:
@@ -314,9 +321,11 @@ class _Replay:
         limit = self._way.of(kernel.session).idle_limit
         if limit is not None:
             self._at(now + limit, _Event.IDLE_LIMIT, kernel)
-        due = yielding.yields_at(self._as_held(kernel))
-        if due is not None:
-            self._at(due, _Event.LOOK, kernel)
+        held = self._as_held(kernel)
+        # For those who have waited for long, and for anybody.
+        for due in {yielding.yields_at(held), yielding.yields_at(held, now)}:
+            if due is not None:
+                self._at(due, _Event.LOOK, kernel)
 
     def _reach_idle_limit(self, kernel: _Kernel, now: float) -> None:
         is_idle = kernel.state is _State.HELD and not kernel.running
@@ -395,7 +404,7 @@ class _Replay:
     def _ask_back(self, now: Situation, decision: Decision) -> None:
         held = [self._as_held(self._kernels[number]) for number in self._held]
         yielded_to = {
-            number
+            number: self._kernels[number].asked_at
             for number in self._queue
             if yielding.is_yielded_to(self._yield_after(self._kernels[number]), None)
         }

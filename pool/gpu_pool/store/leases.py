@@ -223,7 +223,8 @@ def queue_again(store: StoreContext, lease_id: str) -> Lease:
     with store.db.transaction(store.give_up_at):
         row = store.leases.row(lease_id)
         if row["state"] == LeaseState.PARKED:
-            values = {"number": row["number"], "turn": store.next_turn(), "now": store.clock.wall()}
+            now = {"now": store.clock.wall(), "uptime": store.clock.uptime()}
+            values = {"number": row["number"], "turn": store.next_turn(), **now}
             store.db.run("resume", {**values, **yielding.place(store, row)})
             store.db.audit_buffer.decided("resumed", row)
             store.queue.serve()

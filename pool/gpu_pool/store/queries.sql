@@ -81,7 +81,7 @@ SELECT id, key, request, user, course, kernel, state, slices, requested_at, firs
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
-SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since, batch, yields
+SELECT id, number, turn, reserved, request, home, within, user, course, waiting_since, queued_at, batch, yields
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: first_waiters
@@ -116,9 +116,9 @@ SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
 INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, within, request, milli, memory_mib, user, course,
-                   kernel, requested_at, first_held_at, held_at, ends_by, terms, keeper, pulse, deadline, deadline_reason, batch, yields)
+                   kernel, requested_at, queued_at, first_held_at, held_at, ends_by, terms, keeper, pulse, deadline, deadline_reason, batch, yields)
 VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :request, :milli, :memory_mib, :user, :course,
-        :kernel, :requested_at, :held_at, :held_at, :ends_by, :terms, :keeper, :pulse, :deadline, :deadline_reason, :batch, :yields);
+        :kernel, :requested_at, :queued_at, :held_at, :held_at, :ends_by, :terms, :keeper, :pulse, :deadline, :deadline_reason, :batch, :yields);
 
 -- name: grant
 -- Whoever promised a working process while it waited has had nothing to run until now.
@@ -328,8 +328,8 @@ UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, 
 WHERE number = :number;
 
 -- name: resume
-UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :since, resumed_at = :now, overtaken = :overtaken,
-    outside = 0
+UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :since, resumed_at = :now, queued_at = :uptime,
+    overtaken = :overtaken, outside = 0
 WHERE number = :number;
 
 -- name: newcomers

@@ -183,19 +183,21 @@ class StoredQueue:
         """Return the first who wait, in the order of their turns."""
         return [self._waiter(row) for row in self._db.run("first_waiters", {"most": most}).fetchall()]
 
-    def waiting(self) -> tuple[Situation, frozenset[int]]:
-        """Return the pool with those who wait, and the numbers of those that idle kernels give way to."""
+    def waiting(self) -> tuple[Situation, dict[int, float]]:
+        """Return the pool with those who wait, and those that idle kernels give way to.
+
+        By number: when each asked. As moments of idle kernels that does not change if the clock is set.
+        """
         rows = self._db.run("waiters").fetchall()
         now = self._situation([self._waiter(row) for row in rows])
-        yielding_too = {row["number"] for row in rows if row["yields"]}
-        yielded_to = (
-            waiter.number
-            for waiter in now.queue
+        yielded_to = {
+            waiter.number: now.now if row["queued_at"] is None else self._clock.wall_at(row["queued_at"])
+            for waiter, row in zip(now.queue, rows, strict=True)
             if yielding.is_yielded_to(
-                self._yield_after(waiter.course) if waiter.number in yielding_too else None, waiter.longest
+                self._yield_after(waiter.course) if row["yields"] else None, waiter.longest
             )
-        )
-        return now, frozenset(yielded_to)
+        }
+        return now, yielded_to
 
     def _yield_after(self, course: str) -> float | None:
         return self.sharing.courses.get(course, self.sharing.default).yield_after

@@ -90,6 +90,7 @@ def _draft(store: StoreContext, request: SliceRequest, holder: Holder, key: str)
         "yields": holder.yields,
         "kernel": holder.kernel and plain(holder.kernel),
         "requested_at": store.clock.wall(),
+        "queued_at": store.clock.uptime(),
         "keeper": write_process(keeper),
         "pulse": store.db.liveness.own() if keeper == me else None,
         "process": None,

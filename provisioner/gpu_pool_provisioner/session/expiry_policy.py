@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_pool_client import Activity, EndReason, Terms, WhenIdle, format_duration
+from gpu_pool_client._leases import gives_way_after
 
 #: Seconds between two looks: never more, and never less.
 _SELDOM: Final = 30.0
@@ -110,7 +111,7 @@ def idle_at(terms: Terms, seen: KernelObservation) -> float | None:
 def given_back_at(terms: Terms, seen: KernelObservation) -> tuple[float | None, bool]:
     """Return when an idle kernel loses its slice if nothing is done with it, and whether it is ended then."""
     at = idle_at(terms, seen)
-    if at is None or seen.activity.initialised is False or _is_movable(seen):
+    if at is None or _can_be_parked(seen):
         return at, False
     if terms.when_idle is WhenIdle.KEEP or _may_work(terms, seen):
         return None, False
@@ -118,25 +119,36 @@ def given_back_at(terms: Terms, seen: KernelObservation) -> tuple[float | None, 
 
 
 def gives_way_at(terms: Terms, seen: KernelObservation) -> float | None:
-    """Return when the kernel will have been idle for long enough to give way to others; None for never.
+    """Return when the kernel will have been idle for long enough to give way to anybody; None for never.
 
-    Only what keeps its variables gives way, and never what its user has said to be in use.
+    Only what keeps its variables gives way, and never what its user has said to be in use. To whom it does is
+    the pool's to say, which knows who has waited for how long.
     """
-    if terms.yield_after is None or seen.busy or seen.kept:
+    if terms.yield_after is None:
         return None
-    return max(seen.idle_since + terms.yield_after, seen.kept_until, seen.postponed_until)
+    return _gives_way_once_idle_for(gives_way_after(terms.yield_after), seen)
 
 
 def gives_way(terms: Terms, seen: KernelObservation, now: float) -> bool:
     """Whether it may be parked now because somebody waits: it is idle, and its variables are kept."""
-    at = yields_at(terms, seen)
-    return at is not None and now >= at
+    at = gives_way_at(terms, seen)
+    return at is not None and now >= at and _can_be_parked(seen)
 
 
 def yields_at(terms: Terms, seen: KernelObservation) -> float | None:
-    """Return from when on its slice goes to somebody who waits; None for never, as far as is known now."""
-    keeps = seen.activity.initialised is False or _is_movable(seen)
-    return gives_way_at(terms, seen) if keeps else None
+    """Return from when on its slice goes to whoever waits; None for never, as far as is known now.
+
+    It may go sooner to somebody who has waited for long.
+    """
+    if terms.yield_after is None or not _can_be_parked(seen):
+        return None
+    return _gives_way_once_idle_for(terms.yield_after, seen)
+
+
+def _gives_way_once_idle_for(seconds: float, seen: KernelObservation) -> float | None:
+    if seen.busy or seen.kept:
+        return None
+    return max(seen.idle_since + seconds, seen.kept_until, seen.postponed_until)
 
 
 def keeps_variables(activity: Activity) -> bool:
@@ -193,7 +205,7 @@ def _asked_back(seen: KernelObservation, now: float) -> ExpiryStep:
     if not seen.asked_back or seen.busy or seen.activity.working:
         return ExpiryStep(ExpiryAction.NOTHING)
     going, pause = _END_AS_ASKED, _PAUSE
-    if seen.activity.initialised is False or _is_movable(seen):
+    if _can_be_parked(seen):
         going = ExpiryStep(ExpiryAction.PARK)
     elif seen.activity.working is None:
         pause = _MAY_WORK
@@ -207,7 +219,9 @@ def _gives_way(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     at = gives_way_at(terms, seen)
     if at is None or now >= at:
         # Whoever works now will not have been idle for so long any sooner.
-        return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(terms.yield_after or _SELDOM))
+        after, works = terms.yield_after, seen.busy or seen.activity.working
+        again_in = _soon(gives_way_after(after)) if after is not None and works else _SELDOM
+        return ExpiryStep(ExpiryAction.NOTHING, again_in=again_in)
     return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
 
 
@@ -216,7 +230,7 @@ def _end_as_idle(terms: Terms, seen: KernelObservation, now: float) -> ExpirySte
     if at is None:
         # Whoever works now will not have been idle for so long any sooner.
         return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(terms.idle_limit or _SELDOM))
-    if seen.activity.initialised is False or _is_movable(seen):
+    if _can_be_parked(seen):
         return (
             ExpiryStep(ExpiryAction.PARK)
             if now >= at
@@ -236,6 +250,11 @@ def _may_work(terms: Terms, seen: KernelObservation) -> bool:
     """
     is_never_known = terms.in_pod or seen.activity.unmeasured
     return bool(seen.activity.working) if is_never_known else seen.activity.working is not False
+
+
+def _can_be_parked(seen: KernelObservation) -> bool:
+    """Whether its variables are kept if its slice goes: nothing of it is on its device, or can be moved."""
+    return seen.activity.initialised is False or _is_movable(seen)
 
 
 def _is_movable(seen: KernelObservation) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
-from gpu_pool_client._leases import why_over
+from gpu_pool_client._leases import gives_way_after, why_over
 from gpu_pool_provisioner.session import expiry_policy, texts
 from gpu_pool_provisioner.session.events import Looked
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
@@ -134,7 +134,7 @@ def _burst(lease: Lease) -> tuple[int, ...]:
 
 def _first_look(terms: Terms, now: float) -> float | None:
     """Return when it is seen first whether a kernel gives way that nothing else happens to."""
-    return None if terms.yield_after is None else now + terms.yield_after
+    return None if terms.yield_after is None else now + gives_way_after(terms.yield_after)
 
 
 def is_looked_at(idling: Idling) -> bool:

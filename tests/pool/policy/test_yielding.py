@@ -54,9 +54,10 @@ def asked(
     kernels: Sequence[HeldKernel],
     *queue: Waiter,
     reservations: dict[int, tuple[str, ...]] | None = None,
+    waited: float = 0.0,
 ) -> dict[int, tuple[int, ...]]:
     now = situation(devices, kernels, *queue)
-    return ask_back(now, reservations or {}, kernels, {waiter.number for waiter in queue})
+    return ask_back(now, reservations or {}, kernels, {waiter.number: NOW - waited for waiter in queue})
 
 
 def test_nobody_is_asked_while_nobody_waits_or_all_can_be_served() -> None:
@@ -87,25 +88,51 @@ def test_the_fewest_that_free_enough_are_asked_though_others_have_been_idle_for_
 def test_who_runs_works_is_unknown_or_has_just_returned_is_not_asked() -> None:
     one = gpus(1)
     idle = on(1, one)
-    assert may_yield(idle, NOW)
+    assert may_yield(idle, NOW, NOW)
     for other in (
         replace(idle, idle_since=None),
         replace(idle, working=True),
         replace(idle, working=None),
-        replace(idle, idle_since=NOW - 59),
+        replace(idle, idle_since=NOW - 4),
         replace(idle, yield_after=None),
         replace(idle, returned=True),
         replace(idle, asked=True),
     ):
         assert not may_yield(other, NOW)
-        assert asked(one, [other], asks(9, "1")) == {}
+        assert asked(one, [other], asks(9, "1"), waited=3600.0) == {}
+
+
+def test_a_slice_that_idles_goes_sooner_to_whoever_has_waited_for_as_long_as_its_course_says() -> None:
+    one = gpus(1)
+    short = on(1, one, idle=59)
+    assert asked(one, [short], asks(9, "1"), waited=59) == {}
+    assert asked(one, [short], asks(9, "1"), waited=60) == {9: (1,)}
+    assert asked(one, [replace(short, yield_after=900.0)], asks(9, "1"), waited=899) == {}
+    # Where a course says less than the pause between two cells, that holds.
+    assert asked(one, [replace(short, idle_since=NOW - 2, yield_after=1.0)], asks(9, "1")) == {9: (1,)}
+
+
+def test_who_has_waited_for_long_does_not_have_to_wait_for_those_who_have_not() -> None:
+    two = gpus(2)
+    kernels = [on(1, two[:1], idle=30), on(2, two[1:], idle=20)]
+    now, new, old = situation(two, kernels, asks(8, "1"), asks(9, "1")), NOW - 10, NOW - 100
+    assert ask_back(now, {}, kernels, {8: new, 9: old}) == {9: (1,)}
+    assert ask_back(now, {}, kernels, {8: old, 9: old}) == {8: (1,), 9: (2,)}
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 200))
+def test_it_gives_way_once_both_it_and_who_waits_say_so(idle: int, waited: int, after: int) -> None:
+    kernel = replace(on(1, gpus(1), idle=idle), yield_after=after)
+    goes = idle >= min(5, after) and (idle >= after or waited >= after)
+    assert bool(asked(gpus(1), [kernel], asks(9, "1"), waited=waited)) == goes
 
 
 def test_a_kernel_is_parked_for_others_so_often_in_an_hour_at_most() -> None:
     kernel = on(1, gpus(1))
     often = replace(kernel, parkings=tuple(NOW - 3000 + number for number in range(MOST_PARKINGS)))
-    assert yields_at(often) == NOW + 600
-    assert yields_at(replace(often, parkings=often.parkings[1:])) == NOW - 40
+    assert yields_at(often, NOW) == yields_at(often) == NOW + 600
+    rarely = replace(often, parkings=often.parkings[1:])
+    assert (yields_at(rarely, NOW), yields_at(rarely)) == (NOW - 40, NOW - 95)
 
 
 def test_what_is_coming_serves_the_next_and_is_not_asked_for_twice() -> None:
@@ -152,7 +179,7 @@ def test_others_give_way_to_who_gives_way_or_ends_soon() -> None:
     assert not is_yielded_to(None, None)
     one = gpus(1)
     kernels = [on(1, one)]
-    assert ask_back(situation(one, kernels, asks(9, "1")), {}, kernels, ()) == {}
+    assert ask_back(situation(one, kernels, asks(9, "1")), {}, kernels, {}) == {}
 
 
 @st.composite

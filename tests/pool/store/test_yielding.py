@@ -231,14 +231,39 @@ def test_a_clock_that_is_set_at_any_step_changes_nobody_who_is_asked(ours: Schoo
     ours.pass_time(100.0)
     ours.idles(one, 90.0)
     assert ours.asked(one, works) == []
+    # Who waits by now has done so for more than a minute, whatever the clock says.
     ours.works(one)
-    ours.pass_time(30.0)
+    ours.pass_time(4.0)
     ours.jump(jump)
-    ours.idles(one, 30.0)
+    ours.idles(one, 4.0)
     assert ours.asked(one, works) == []
-    ours.pass_time(31.0)
+    ours.pass_time(1.0)
     yielding.ask_back(ours.store)
     assert ours.asked(one, works) == [one]
+
+
+@JUMPS
+def test_who_has_not_waited_for_long_has_nobody_asked_sooner_if_the_clock_is_set(
+    ours: School, jump: float
+) -> None:
+    one, works = ours.ask(), ours.ask()
+    ours.works(works)
+    ours.idles(one, 10.0)
+    waiter = ours.ask()
+    ours.jump(jump)
+    ours.pass_time(49.0)
+    yielding.ask_back(ours.store)
+    assert ours.asked(one, works) == []
+    ours.pass_time(1.0)
+    yielding.ask_back(ours.store)
+    assert ours.asked(one, works) == [one]
+    # One that returns has waited since it asked again, and not since it first did.
+    ours.parks(one)
+    assert ours.read(waiter).state is LeaseState.HELD
+    ours.idles(waiter, 30.0)
+    leases.queue_again(ours.store, one)
+    yielding.ask_back(ours.store)
+    assert ours.asked(waiter, works) == []
 
 
 @JUMPS

@@ -71,3 +71,16 @@ def test_one_that_is_said_to_be_in_use_stays_without_an_idle_limit_too() -> None
     assert reply == "This kernel keeps its GPU slice for 10min."
     assert looked_at(session, ASKED).state is State.RUNNING
     assert looked_at(session, ASKED, now=LATER + 601).state is State.PARKING
+
+
+@pytest.mark.parametrize(("idle", "says"), [(4.9, False), (5.0, True), (60.0, True)])
+def test_it_says_after_a_pause_already_that_it_gives_way(idle: float, says: bool) -> None:
+    """To whom it does is decided by the pool: somebody may have waited for a minute."""
+    session = after(running(), events.TimePassed(), now=5.0)
+    session, due = step(session, events.Looked(HELD, False, 0.0, UNUSED), idle)
+    assert [each for each in due if isinstance(each, effects.GiveWay)] == (
+        [effects.GiveWay(0.0)] if says else []
+    )
+    if says:  # and what it is asked for then goes at once
+        session = after(session, events.LeaseNews(), events.TimePassed(), now=idle)
+        assert after(session, events.Looked(ASKED, False, 0.0, UNUSED), now=idle).state is State.PARKING
