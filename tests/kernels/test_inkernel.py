@@ -335,6 +335,7 @@ def test_the_end_of_a_lease_is_explained(monkeypatch: pytest.MonkeyPatch) -> Non
     assert slice_info.terms()[0] == ("Ends in", "1 min: nothing longer was asked for")
 
 
+GIVEN = "given after 1 min to somebody who waits, or once they have waited as long"
 STAYS = "it has used CUDA and what it keeps there cannot be moved away"
 
 
@@ -342,17 +343,16 @@ STAYS = "it has used CUDA and what it keeps there cannot be moved away"
     ("limits", "said"),
     [
         ({}, None),
-        ({"YIELD_AFTER": "60"}, f"given after 1 min to somebody who waits, sooner to one who has waited as long, unless {STAYS}"),
+        ({"YIELD_AFTER": "60"}, f"{GIVEN}, unless {STAYS}"),
         ({"IDLE_LIMIT": "900"}, f"lent to others after 15 min, unless {STAYS}"),
         (
             {"YIELD_AFTER": "60", "IDLE_LIMIT": "900"},
-            f"given after 1 min to somebody who waits, sooner to one who has waited as long, lent to others after 15 min, unless {STAYS}",
+            f"{GIVEN}, lent to others after 15 min, unless {STAYS}",
         ),
         ({"YIELD_AFTER": "60", "IDLE_LIMIT": "60"}, f"lent to others after 1 min, unless {STAYS}"),
         (
             {"YIELD_AFTER": "60", "IDLE_LIMIT": "900", "IDLE_ENDS_CUDA": "1"},
-            f"given after 1 min to somebody who waits, sooner to one who has waited as long, lent to others after 15 min; if {STAYS}, "
-            "ended after 15 min, with a warning before",
+            f"{GIVEN}, lent to others after 15 min; if {STAYS}, ended after 15 min, with a warning before",
         ),
         ({"IDLE_LIMIT": "900", "IDLE_ENDS": "1"}, "ended after 15 min, with a warning before"),
     ],

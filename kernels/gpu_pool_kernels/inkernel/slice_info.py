@@ -115,7 +115,9 @@ def when_idle() -> str:
         return ended
     goes = []
     if yield_after is not None and (limit is None or yield_after < limit):
-        goes.append(f"given after {duration(yield_after)} to somebody who waits, sooner to one who has waited as long")
+        goes.append(
+            f"given after {duration(yield_after)} to somebody who waits, or once they have waited as long"
+        )
     if limit is not None:
         goes.append(f"lent to others after {duration(limit)}")
     if not goes:
