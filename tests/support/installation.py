@@ -23,7 +23,7 @@ from support.control_plane import ASSETS
 from support.guide import Guide
 from support.images import ROOT, archive_of, build_base, building, name_of
 from support.kube_examples import copied
-from support.kubelet import NODE, PAUSE, RealCluster, has_names
+from support.kubelet import NODE, PAUSE, RealCluster, no_names
 
 #: The folder of the chart of Zero to JupyterHub.
 CHART = "GPU_POOL_TEST_CHART"
@@ -37,8 +37,8 @@ _DEPLOYMENTS = ("hub", "proxy", "gpu-pool")
 
 def missing() -> str:
     """Return why nothing can be installed here, in words; nothing if it can."""
-    if not has_names():
-        return f"no coredns in {ASSETS}: pods would not find services"
+    if why := no_names():
+        return why
     if shutil.which("helm", path=os.pathsep.join([str(ASSETS), os.environ["PATH"]])) is None:
         return f"no helm in {ASSETS} or on the PATH"
     if why := no_chart():

@@ -3,9 +3,9 @@
 etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kube-proxy and a
 kubelet of ``KUBEBUILDER_ASSETS``, over the system's containerd, runc and CNI
 plugins, all within namespaces of their own (``support.namespaces``), so that
-several can run at once. If there is a ``coredns`` beside them, pods find services
-by their names, and nothing outside the cluster; if there is a ``kube-router``, its
-firewall enforces NetworkPolicies, otherwise nothing does::
+several can run at once. If there is a ``coredns`` beside them, it runs in a pod, by which
+pods find services by their names, and nothing outside the cluster; if there is a
+``kube-router``, its firewall enforces NetworkPolicies, otherwise nothing does::
 
     with real_cluster(folder, [image_archive]) as cluster:   # as root; a minute
         cluster.kubectl("get", "nodes")
@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from support import cluster_dns
 from support.api_server import ApiServer
 from support.certificates import Pair, server_certificate, write_key
 from support.control_plane import ASSETS, SCHEDULERS, Cluster, write_kubeconfig
@@ -62,9 +63,10 @@ PAUSE = "localhost/pause:1"
 _SOCKET = "/run/containerd/containerd.sock"
 
 
-def has_names() -> bool:
-    """Whether pods of such a cluster find services by their names."""
-    return os.access(ASSETS / "coredns", os.X_OK)
+def no_names() -> str:
+    """Return why pods of such a cluster find no services by their names, in words; nothing if they do."""
+    there = os.access(ASSETS / "coredns", os.X_OK)
+    return "" if there else f"no coredns in {ASSETS}: pods would not find services"
 
 
 def no_firewall() -> str:
@@ -141,13 +143,14 @@ def real_cluster(folder: Path, images: Sequence[Path] = ()) -> Iterator[RealClus
         after.callback(_remove_cgroups, folder / "run")
         programs = _Programs(after, made, folder)
         cluster = programs.control_plane()
-        programs.names()
         programs.containerd()
-        for archive in (_pause_image(folder), *images):
+        for archive in (*_own_images(folder), *images):
             cluster.ctr("images", "import", archive)
         programs.node()
         _await(lambda: _is_ready(cluster), 120, lambda: cluster.log("kubelet")[-3_000:])
         programs.firewall()
+        if not no_names():
+            _start_dns(cluster)
         yield cluster
 
 
@@ -238,20 +241,13 @@ class _Programs:
         socket = self._folder / "run" / Path(_SOCKET).name
         _await(socket.exists, 60, lambda: (self._folder / "containerd.log").read_text()[-3_000:])
 
-    def names(self) -> None:
-        """Start what answers for the names of services, where there is such a program."""
-        if has_names():
-            settings = self._folder / "Corefile"
-            settings.write_text(_COREDNS.format(address=self._machine.address, kubeconfig=self._kubeconfig))
-            self._start(ASSETS / "coredns", "-conf", settings)
-
     def node(self) -> None:
         """Start what makes a node of this machine."""
         resolver = self._folder / "resolv.conf"
         resolver.write_text(f"nameserver {self._machine.outside}\n")
         settings = _kubelet(self._machine, resolver)
-        if has_names():
-            settings |= {"clusterDNS": [self._machine.address], "clusterDomain": "cluster.local"}
+        if not no_names():
+            settings |= {"clusterDNS": [_dns_address(self._machine)], "clusterDomain": "cluster.local"}
         self._start(
             ASSETS / "kubelet",
             f"--config={self._write('kubelet.json', settings)}", f"--kubeconfig={self._kubeconfig}",
@@ -335,24 +331,33 @@ disabled_plugins = [
 """
 
 
-_COREDNS = """.:53 {{
-    bind {address}
-    errors
-    kubernetes cluster.local {{
-        kubeconfig {kubeconfig}
-    }}
-}}
-"""
+def _own_images(folder: Path) -> Iterator[Path]:
+    """Return archives of the images that every cluster needs, made of programs that are here."""
+    pause = shutil.which("catatonit")
+    assert pause is not None
+    yield _image_of(Path(pause), PAUSE, ["/catatonit", "-P"], folder / "pause.tar")
+    if not no_names():
+        yield _image_of(ASSETS / "coredns", cluster_dns.IMAGE, [cluster_dns.PROGRAM], folder / "coredns.tar")
 
 
-def _pause_image(folder: Path) -> Path:
-    """Return an archive of the image that pods stand on, made of a program of this system."""
+def _image_of(program: Path, name: str, command: Sequence[str], archive: Path) -> Path:
+    """Return an archive of an image whose one file is a program, which lies where its command says."""
     container = _out("buildah", "from", "scratch")
-    _out("buildah", "copy", container, shutil.which("catatonit"), "/catatonit")
-    _out("buildah", "config", "--entrypoint", '["/catatonit", "-P"]', container)
-    archive = folder / "pause.tar"
-    _out("buildah", "commit", "--rm", container, f"docker-archive:{archive}:{PAUSE}")
+    _out("buildah", "copy", container, program, command[0])
+    _out("buildah", "config", "--entrypoint", json.dumps(command), container)
+    _out("buildah", "commit", "--rm", container, f"docker-archive:{archive}:{name}")
     return archive
+
+
+def _dns_address(made: Machine) -> str:
+    """Return the address of the Service of names: by custom the tenth."""
+    return f"{_first(made.services)}0"
+
+
+def _start_dns(cluster: RealCluster) -> None:
+    """Answer for the names of services from now on."""
+    cluster.apply(*cluster_dns.dns(_dns_address(cluster.machine)))
+    cluster.kubectl("rollout", "status", "-n", cluster_dns.NAMESPACE, "deployment/coredns", "--timeout=120s")
 
 
 def _out(*command: object) -> str:

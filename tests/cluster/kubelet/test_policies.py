@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
+from support import cluster_dns
 from support.charts import helm
 from support.control_plane import Cluster
 from support.guide import Guide
 from support.installation import CHART, no_chart
 from support.jupyter_env import eventually
 from support.kube_examples import EXAMPLES, copied, one, rendered
-from support.kubelet import RealCluster, no_firewall
+from support.kubelet import RealCluster, no_firewall, no_names
 from support.reachability import INTERNET, METADATA, WIRESERVER, Listener, Listeners, internet
 
 pytestmark = pytest.mark.timeout(900)
@@ -57,6 +58,7 @@ _REACHED = {
     "metadata:8000": {"hub", "proxy", "neighbour", "stranger"},
     "metadata:53": {"hub", "proxy", "neighbour", "stranger"},
     "wireserver:8000": {"hub", "proxy", "neighbour", "stranger"},
+    "names:53": _EVERYBODY,
 }
 _COURSE_PODS = {"server-of-course", "kernel-of-course"}
 #: Who reaches what where a course has its namespace; a stranger with a server's labels is one more course.
@@ -75,6 +77,7 @@ _REACHED_BY_COURSE = {
     "metadata:8000": _REACHED["metadata:8000"],
     "metadata:53": _REACHED["metadata:53"],
     "wireserver:8000": _REACHED["wireserver:8000"],
+    "names:53": _EVERYBODY | _COURSE_PODS,
 }
 
 
@@ -119,7 +122,7 @@ def as_the_page_adds(folder: Path, kubeconfig: Path) -> Objects:
 @pytest.fixture(scope="module")
 def listeners(own_cluster: RealCluster) -> Iterator[Listeners]:
     """Start a pod for each part of an installation."""
-    if why := no_firewall() or no_chart():
+    if why := no_firewall() or no_names() or no_chart():
         pytest.skip(why)
     made = chart()
     labels = {
@@ -161,7 +164,9 @@ def no_policies(cluster: Cluster, listeners: Listeners) -> Iterator[None]:
 def targets(cluster: Cluster, listeners: Listeners, names: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
     """Return the address and the port of each of these."""
     api = cluster.get("service", "kubernetes")["spec"]["clusterIP"]
-    elsewhere = {"internet": INTERNET, "metadata": METADATA, "wireserver": WIRESERVER, "kubernetes": api}
+    dns = cluster.get("service", "-n", cluster_dns.NAMESPACE, "kube-dns")["spec"]["clusterIP"]
+    elsewhere = {"internet": INTERNET, "metadata": METADATA, "wireserver": WIRESERVER}
+    elsewhere |= {"kubernetes": api, "names": dns}
     found = {}
     for each in names:
         name, _, port = each.partition(":")
