@@ -366,6 +366,19 @@ class Pool(LeaseOperations):
         """
         return await self._perform(Pool.offers, holder)
 
+    def without_retries(self) -> Pool:
+        """Return this pool for a caller who tries again: ``PoolUnreachable`` comes at the first failure.
+
+        A pool of another process may be asked for some seconds until it answers, as it may just be
+        restarted. It is not to be closed.
+
+        Returns
+        -------
+        Pool
+            The pool; itself where there is nobody to be asked again.
+        """
+        return self
+
     @abc.abstractmethod
     async def close(self) -> None:
         """Let go of the pool. Leases live on."""

@@ -162,25 +162,29 @@ class PoolWork:
             return events.Refused(error)
         return events.Queued(lease) if lease.state is LeaseState.WAITING else events.Granted(lease)
 
+    def _asked(self, work: effects.Ask) -> Pool:
+        return self.pool.without_retries() if work.at_once else self.pool
+
     async def _new_lease(self, work: effects.Ask) -> Lease:
-        key, holder = f"{self._key}{work.number}", self._holder()
+        key, holder, pool = f"{self._key}{work.number}", self._holder(), self._asked(work)
         while True:
             if work.within is None:
-                lease = await self.pool.request(work.request, holder, key)
+                lease = await pool.request(work.request, holder, key)
             else:
-                lease = await self.pool.acquire(work.request, holder, key, work.within)
+                lease = await pool.acquire(work.request, holder, key, work.within)
             if lease.state is not LeaseState.ENDED:
                 return lease
             key = uuid.uuid4().hex  # an earlier call was heard, and nobody came for what it got
 
     async def _earlier(self, work: effects.Ask) -> Lease:
         """Return the lease from before a restart. Raises ``LeaseGone`` when it has ended."""
+        pool = self._asked(work)
         try:
-            lease = await self.pool.get_lease(work.lease_id or "")
+            lease = await pool.get_lease(work.lease_id or "")
         except LeaseGone as error:
             raise texts.slice_lost(work.request.size, None) from error
         if lease.state is LeaseState.PARKED:
-            return await self.pool.resume(lease.id)
+            return await pool.resume(lease.id)
         if lease.state is LeaseState.ENDED:
             raise texts.slice_lost(work.request.size, lease.end_reason)
         return lease
@@ -350,7 +354,9 @@ class PoolWork:
         # Before a living process stands in for the one that used the devices.
         await self._resize_as_requested(session)
         try:
-            attach = self.pool.attach(session.lease_id, Process.current(), ready_within=seconds)
+            # The relaunch goes on with the lease also where a pool that is away does not hear of this.
+            pool = self.pool.without_retries()
+            attach = pool.attach(session.lease_id, Process.current(), ready_within=seconds)
             await asyncio.wait_for(attach, _ATTACHED_WITHIN)
         except (LeaseGone, *NOT_NOW, asyncio.TimeoutError) as error:
             # The relaunch that follows looks at the lease, and says what is wrong.

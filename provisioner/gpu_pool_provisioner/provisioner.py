@@ -293,7 +293,8 @@ class GPUPoolProvisioner(SliceSettings):
     async def _check_slice(self) -> None:
         """Raise, as JupyterLab's dialog is to show it, why the pool could never grant the slice."""
         try:
-            await shared_pool(self.url).forecast(parse_request(self.slice), self.holder())
+            pool = shared_pool(self.url).without_retries()
+            await pool.forecast(parse_request(self.slice), self.holder())
         except PoolUnreachable as error:
             EscapingLogger(self.log).warning("The kernel's proxy waits for its pool: %s", error)
         except GpuPoolError as error:

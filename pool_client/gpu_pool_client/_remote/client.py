@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -149,6 +149,10 @@ class RemotePool(Pool):
     async def positions(self) -> Mapping[str, int]:
         """See ``Pool.positions``."""
         return await self._perform(Pool.positions)
+
+    def without_retries(self) -> RemotePool:
+        """See ``Pool.without_retries``: one that has never heard of its service, and does not wait for it."""
+        return RemotePool(self._endpoint, replace(self._times, never_heard=0.0))
 
     async def close(self) -> None:
         """Do nothing: every call has closed what it opened."""

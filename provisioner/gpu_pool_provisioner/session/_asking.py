@@ -64,7 +64,8 @@ def asks(session: Session, now: float) -> Outcome:
         tells_at=now + SOON,
         has_waited=False,
     )
-    return asking, (do.Ask(asking.request, asking.asked, asking.lease_id, asking.within),)
+    at_once = not asking.is_prepared and asking.within is None
+    return asking, (do.Ask(asking.request, asking.asked, asking.lease_id, asking.within, at_once=at_once),)
 
 
 def without_work(session: Session) -> Session:
@@ -165,7 +166,12 @@ def away(session: Session, event: on.PoolAway, now: float) -> Outcome:
     if session.is_prepared and now >= session.asked_at + limit:
         waited = f"{error.message} This kernel has waited for it for {format_duration(limit)}."
         return refused(session, on.Refused(PoolUnreachable(waited, error.remedy)), now)
-    return tell_away(again(replace(session, away=error.message), event, now), now)
+    silent = replace(session, away=error.message)
+    if isinstance(event.work, do.Ask) and event.work.at_once:
+        # It may just be restarted. From now on nobody waits for the answer but the kernel's first cell.
+        patient = replace(event.work, at_once=False)
+        return tell_away(replace(silent, retry=Retry(patient, now)), now)
+    return tell_away(again(silent, event, now), now)
 
 
 def tell_away(session: Session, now: float) -> Outcome:

@@ -172,6 +172,8 @@ class Ask(Work):
     lease_id: str | None = None
     #: In how many seconds it must be held; None where it may wait in the queue.
     within: float | None = None
+    #: Whether it fails as soon as the pool does not answer: whoever starts the kernel need not wait for that.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import PoolUnreachable
-from gpu_pool_provisioner import provisioner
+from gpu_pool_client._remote.client import RemotePool, RetryTimes
+from gpu_pool_client._remote.endpoints import unix_endpoint
+from gpu_pool_provisioner import pool_work, provisioner
+from gpu_pool_provisioner.pools import open_pools
 from gpu_pool_provisioner.session import State
 from gpu_pool_provisioner.settings import default_outage_timeout
 from support.frontend import frontend
@@ -50,7 +53,55 @@ async def test_a_kernel_that_is_asked_for_meanwhile_waits_and_runs(
     assert await served.is_empty()
 
 
-async def test_so_does_a_wrapped_one(
+@pytest.fixture
+def patient(served: JupyterEnv, monkeypatch: pytest.MonkeyPatch) -> JupyterEnv:
+    """An environment whose process tries a service that does not answer for longer than a test takes."""
+    monkeypatch.setattr(provisioner, "_ANSWERS_WITHIN", 3600.0)
+    monkeypatch.setattr(pool_work, "_ATTACHED_WITHIN", 3600.0)
+    endpoint, times = unix_endpoint(served.url), RetryTimes(never_heard=3600.0, known=3600.0)
+    open_pools[served.url, os.getpid()] = RemotePool(endpoint, times)
+    return served
+
+
+async def test_whoever_starts_a_kernel_meanwhile_does_not_wait_until_the_pool_answers(
+    patient: JupyterEnv, service: Service, manager: Managers
+) -> None:
+    await service.end(signal.SIGKILL)
+    km = manager(patient.install("half", "50%", outage_timeout=600))
+    await asyncio.wait_for(km.start_kernel(), 120)
+    async with frontend(km) as page:
+        cell = page.run("print('well')")
+        await cell.shows(WAITS)
+        await service.start()
+        assert (await cell.done()).outputs == ["well\n"]
+    assert await patient.only_lease()
+
+
+async def test_it_fails_for_whoever_wants_no_kernel_that_waits(
+    patient: JupyterEnv, service: Service, manager: Managers
+) -> None:
+    await service.end(signal.SIGKILL)
+    km = manager(patient.install("half", "50%", outage_timeout=0))
+    with pytest.raises(PoolUnreachable):
+        await asyncio.wait_for(km.start_kernel(), 120)
+
+
+async def test_whoever_restarts_one_does_not_wait_for_it_either(
+    patient: JupyterEnv, service: Service, manager: Managers
+) -> None:
+    km = manager(patient.install("half", "50%", outage_timeout=600))
+    await km.start_kernel()
+    lease = await patient.only_lease()
+    await service.end(signal.SIGKILL)
+    await asyncio.wait_for(km.restart_kernel(now=True), 120)
+    async with frontend(km) as page:
+        cell = page.run("import os; print(os.environ['GPU_POOL_LEASE'])")
+        await cell.shows(WAITS)
+        await service.start()
+        assert (await cell.done()).outputs == [f"{lease.id}\n"]
+
+
+async def test_a_wrapped_one_waits_too(
     served: JupyterEnv, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "behind-a-hub")

@@ -7,19 +7,25 @@ import random
 import pytest
 
 from gpu_pool_provisioner.session import State
-from support.session_world import Arrow, World, arrows
+from support.session_world import STARTED, Arrow, World, arrows
 
 
 def walk(seed: int, steps: int) -> World:
-    """Walk so many steps; once a session has ended, a few more, and with the next one from the beginning."""
+    """Walk so many steps; once a session has ended, a few more, and with the next one from the beginning.
+
+    Every second one's kernel runs at once: few come that far by chance.
+    """
     chance, seen = random.Random(seed), set[Arrow]()
     world = World(chance, seen=seen)
-    after_its_end = 0
+    worlds, after_its_end = 1, 0
     for _ in range(steps):
         world.walk()
         after_its_end += world.session.state is State.ENDED
         if after_its_end > 3:
             world, after_its_end = World(chance, seen=seen), 0
+            worlds += 1
+            for event in STARTED if worlds % 2 == 0 else ():
+                world.happen(event)
     return world
 
 
