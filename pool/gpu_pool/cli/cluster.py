@@ -140,7 +140,9 @@ def check_cluster(namespace: str = "") -> Iterator[Check]:
     if namespace:
         from gpu_pool.cli.installation import check_installation
 
-        yield from complete(check_installation(namespace))
+        dialect = choose(snapshot.cluster).dialect
+        nodes = {gpu.node for gpu in dialect.gpus()} if dialect is not None else set[str]()
+        yield from complete(check_installation(namespace, nodes))
 
 
 def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:

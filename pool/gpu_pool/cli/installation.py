@@ -6,12 +6,19 @@ It looks with the rights of whoever asks, an administrator, and changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from gpu_pool.cli.checks import Check
+from gpu_pool.cli.cluster_images import FETCHED, check_images, longest_fetches
 from gpu_pool.cli.formatting import safe
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, connect
+from gpu_pool.cluster.dialects.objects import mapping
+from gpu_pool.cluster.export import images_of
+from gpu_pool.cluster.snapshot import NODES, list_all
+from gpu_pool.courses.reading import parse_course
+from gpu_pool.courses.text import BadCourseFile
 
 #: By which the service is found, whatever it is called.
 _LABEL: Final = "app.kubernetes.io/name=gpu-pool"
@@ -41,13 +48,20 @@ DRA_RIGHTS: Final = (
 _APPLY: Final = "kubectl apply -k . in your copy of examples/kubernetes, or helm upgrade --install gpu-pool"
 _HUB: Final = "helm upgrade --install hub jupyterhub/jupyterhub, with values.yaml of examples/kubernetes"
 _VARIABLE: Final = "JUPYTERHUB_API_TOKEN"
+_DNS: Final = 53
+_NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
+#: The cache for names that many clusters have on each node, beside the DNS itself.
+_NODE_CACHE: Final = {"ipBlock": {"cidr": "169.254.20.10/32"}}
 
 
-async def check_installation(namespace: str) -> list[Check]:
-    """Return what was found of the installation in a namespace. Raises ``PoolUnreachable``."""
+async def check_installation(namespace: str, gpu_nodes: Collection[str] = ()) -> list[Check]:
+    """Return what was found of the installation in a namespace. Raises ``PoolUnreachable``.
+
+    ``gpu_nodes`` are the nodes on which kernels start.
+    """
     api = await connect()
     try:
-        return [check async for check in _Installation(api, namespace).checks()]
+        return [check async for check in _Installation(api, namespace, gpu_nodes).checks()]
     except (ApiRefused, ApiAway) as error:
         return [Check("installation", "broken", f"it cannot be read: {safe(str(error), _LONG)}")]
     finally:
@@ -57,8 +71,8 @@ async def check_installation(namespace: str) -> list[Check]:
 class _Installation:
     """The service and the Hub of one namespace."""
 
-    def __init__(self, api: Api, namespace: str) -> None:
-        self._api, self._namespace = api, namespace
+    def __init__(self, api: Api, namespace: str, gpu_nodes: Collection[str]) -> None:
+        self._api, self._namespace, self._gpu_nodes = api, namespace, gpu_nodes
 
     async def checks(self) -> AsyncIterator[Check]:
         """Yield one check after the other, as the steps of an installation follow each other."""
@@ -79,10 +93,14 @@ class _Installation:
         deployment, name = found[0], found[0]["metadata"]["name"]
         pod = deployment["spec"]["template"]["spec"]
         yield await self._courses(pod)
+        for check in await self._images(pod):
+            yield check
         yield await self._store(pod)
         yield await self._rights(pod)
         yield await self._admission(pod)
         yield await self._policies(name)
+        for check in await self._names(name):
+            yield check
         yield await self._hub()
         yield await self._token(pod)
         yield await self._running(deployment)
@@ -99,6 +117,20 @@ class _Installation:
             remedy = "name the files in kustomization.yaml, or to helm with --set-file courses.NAME=FILE"
             return Check("courses", "broken", f"{safe(name)} has no course: nobody gets a slice", remedy)
         return Check("courses", "ok", safe(", ".join(files)))
+
+    async def _images(self, pod: Mapping[str, Any]) -> list[Check]:
+        """Look where the images of courses are already, and how long it took to fetch them."""
+        name = _volume(pod, "courses", "configMap", "name")
+        found = await self._core(f"configmaps/{name}") if name else None
+        images = _images_of(found or {})
+        if not images or not self._gpu_nodes:
+            return []
+        nodes = [each for each in await list_all(self._api, NODES) if _name(each) in self._gpu_nodes]
+        try:
+            events = (await self._core("events", fieldSelector=FETCHED))["items"]
+        except ApiRefused:
+            events = []
+        return list(check_images(images, nodes, longest_fetches(events)))
 
     async def _store(self, pod: Mapping[str, Any]) -> Check:
         name = _volume(pod, "store", "persistentVolumeClaim", "claimName")
@@ -213,6 +245,32 @@ class _Installation:
             return Check("network", "note", words, _APPLY)
         return Check("network", "ok", "there are policies; whether the network enforces them cannot be seen")
 
+    async def _names(self, name: str) -> list[Check]:
+        """Look whether the cluster's DNS is where the service's policy lets names be looked up."""
+        path = f"/apis/networking.k8s.io/v1/namespaces/{self._namespace}/networkpolicies/{name}"
+        policy = await self._ask(path)
+        allowed = list(_peers_of_port((policy or {}).get("spec", {}), _DNS))
+        pods = [each for each in map(_pods_of, allowed) if each is not None]
+        if not pods or any(each != _NODE_CACHE for each in allowed if _pods_of(each) is None):
+            return []  # no such policy, or somebody has named a DNS of their own
+        where = " or ".join(f"{safe(labels)} of {safe(namespace)}" for namespace, labels in pods)
+        try:
+            there = [await self._count(*each) for each in pods]
+        except ApiRefused:
+            return [Check("names", "note", f"you may not see whether there are pods {where}")]
+        if any(there):
+            return [Check("names", "ok", f"may be looked up in the pods {where}: {sum(there)}")]
+        words = (
+            f"may be looked up in the pods {where} only, and there are none: where policies are enforced "
+            "servers do not find the Hub, and their start is given up"
+        )
+        remedy = "name the cluster's DNS in the policies: see docs/administrator/kubernetes, Who reaches whom"
+        return [Check("names", "note", words, remedy)]
+
+    async def _count(self, namespace: str, labels: str) -> int:
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        return len((await self._ask(path, {"labelSelector": labels}) or {}).get("items", ()))
+
     async def _running(self, deployment: Mapping[str, Any]) -> Check:
         name = deployment["metadata"]["name"]
         if deployment.get("status", {}).get("readyReplicas"):
@@ -273,6 +331,35 @@ class _Installation:
             if refused.status == 404:
                 return None
             raise
+
+
+def _images_of(courses: Mapping[str, Any]) -> set[str]:
+    """Return the images that the course files of a ConfigMap name, as far as they can be read."""
+    found = set[str]()
+    for file, text in (courses.get("data") or {}).items():
+        with suppress(BadCourseFile):  # the service's log says what is wrong with it
+            found.update(images_of(parse_course(file, text.encode())))
+    return found
+
+
+def _name(manifest: Mapping[str, Any]) -> str:
+    return str(manifest["metadata"]["name"])
+
+
+def _peers_of_port(policy: Mapping[str, Any], port: int) -> Iterator[Mapping[str, Any]]:
+    """Yield whom a policy lets its pods ask at a port that it names."""
+    for rule in policy.get("egress") or ():
+        if any(each.get("port") == port for each in rule.get("ports") or ()):
+            yield from rule.get("to") or ()
+
+
+def _pods_of(peer: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return which pods of one namespace these are, by their labels; None where they are told otherwise."""
+    namespace = mapping(mapping(peer.get("namespaceSelector")).get("matchLabels")).get(_NAMESPACE_LABEL)
+    labels = mapping(mapping(peer.get("podSelector")).get("matchLabels"))
+    if not namespace or not labels:
+        return None
+    return str(namespace), ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def _volume(pod: Mapping[str, Any], volume: str, kind: str, key: str) -> str:

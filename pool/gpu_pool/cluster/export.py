@@ -216,7 +216,7 @@ def pulled(courses: Mapping[str, CourseFile]) -> dict[str, Any]:
 
     Raises ``BadRequest`` where no course names one.
     """
-    images = sorted({image for course in courses.values() for image in _images(course)})
+    images = sorted({image for course in courses.values() for image in images_of(course)})
     if not images:
         raise BadRequest(
             "No course names an image.",
@@ -231,7 +231,8 @@ def pulled(courses: Mapping[str, CourseFile]) -> dict[str, Any]:
     }
 
 
-def _images(course: CourseFile) -> Iterator[str]:
+def images_of(course: CourseFile) -> Iterator[str]:
+    """Yield the images that a course names, for servers and for kernels in pods."""
     said = course.kubernetes
     if said.image:
         yield said.image

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -29,9 +29,9 @@ def test_it_asks_for_the_rights_that_the_examples_give() -> None:
     assert given == {*RIGHTS, *DRA_RIGHTS}
 
 
-def look(namespace: str) -> dict[str, Check]:
+def look(namespace: str, gpu_nodes: Sequence[str] = ()) -> dict[str, Check]:
     """Return what the doctor says last of each thing; the first that is broken is "first"."""
-    found = asyncio.run(check_installation(namespace))
+    found = asyncio.run(check_installation(namespace, gpu_nodes))
     broken = [each for each in found if each.state == "broken"]
     return {each.name: each for each in found} | {"first": (broken or [Check("nothing", "ok", "")])[0]}
 
@@ -88,6 +88,77 @@ def test_it_leads_from_nothing_to_an_installation_that_runs(
     assert f"has no {KEY}" in found["token"].text
     cluster.apply(secret("hub", **{KEY: "0" * 32}), namespace=namespace)
     assert look(namespace)["token"].state == "ok"
+
+
+def pod(name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
+    about = {"name": name, "labels": labels}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": about,
+        "spec": {"containers": [{"name": "c", "image": "x"}]},
+    }
+
+
+@pytest.mark.long
+def test_it_says_where_names_are_looked_up_and_that_nothing_is_there(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    cluster.apply(*installed(namespace, COURSE))
+    said = look(namespace)["names"]
+    assert said.state == "note"
+    assert "in the pods k8s-app=kube-dns of kube-system only, and there are none" in said.text
+    assert "Who reaches whom" in said.remedy
+    cluster.apply(pod("dns", {"k8s-app": "kube-dns"}), namespace="kube-system")
+    try:
+        assert (
+            look(namespace)["names"].text == "may be looked up in the pods k8s-app=kube-dns of kube-system: 1"
+        )
+    finally:
+        cluster.kubectl("delete", "pod", "dns", "-n", "kube-system", "--grace-period=0", "--force")
+    # Whoever has named another DNS knows why.
+    own = ("--set", "networkPolicy.dns.to[0].ipBlock.cidr=169.254.169.254/32")
+    cluster.apply(*installed(namespace, COURSE, *own))
+    assert "names" not in look(namespace)
+
+
+@pytest.mark.long
+def test_it_says_which_nodes_lack_a_courses_image_and_how_long_it_takes_to_get_there(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    image = "registry.example.org/own:1"
+    objects = installed(namespace, COURSE)
+    (courses,) = (each for each in objects if each["kind"] == "ConfigMap" and "intro-ml.yaml" in each["data"])
+    text = courses["data"]["intro-ml.yaml"]
+    courses["data"]["intro-ml.yaml"] = text.replace("kubernetes:\n", f"kubernetes:\n  image: {image}\n")
+    cluster.apply(*objects)
+    nodes = [f"{namespace}-{number}" for number in range(2)]
+    for each in nodes:
+        cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": each}})
+    status = {"status": {"images": [{"names": [image], "sizeBytes": 1}]}}
+    words = ("patch", "node", nodes[0], "--subresource=status", "--type=merge", "--patch", json.dumps(status))
+    cluster.kubectl(*words)
+    message = f'Successfully pulled image "{image}" in 1m30s (1m40s including waiting). Image size: 1 bytes.'
+    fetched = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "fetched", "namespace": namespace},
+        "involvedObject": {"kind": "Pod", "name": "x", "namespace": namespace},
+        "reason": "Pulled",
+        "message": message,
+        "source": {"host": nodes[0]},
+    }
+    cluster.apply(fetched)
+    try:
+        said = look(namespace, nodes)["image"]
+    finally:
+        cluster.kubectl("delete", "node", *nodes)
+    assert said.state == "note"
+    assert said.text.startswith(
+        f"{image} is on 1 of 2 nodes with GPUs; it took 1min40s to get to {nodes[0]}: the first kernel"
+    )
 
 
 @pytest.mark.long
