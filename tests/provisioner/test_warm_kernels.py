@@ -12,7 +12,7 @@ from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
 from gpu_pool.devices.activity import environment_of
 from gpu_pool_client import EndReason, Process
-from gpu_pool_kernels import launching
+from gpu_pool_kernels.inkernel import commands
 from gpu_pool_provisioner.templates import templates
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
@@ -221,7 +221,7 @@ async def test_one_of_an_installation_that_is_found_by_a_link(
     spec: Spec, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path / "linked"
-    link.symlink_to(launching.LAUNCHER.parent)
-    monkeypatch.setattr(launching, "LAUNCHER", link / launching.LAUNCHER.name)
+    link.symlink_to(commands.LAUNCHER.parent)
+    monkeypatch.setattr(commands, "LAUNCHER", link / commands.LAUNCHER.name)
     km = await started_warm(spec, manager)
     assert str(link) in await answer(km, "print(open('/proc/self/cmdline').read())")

@@ -17,12 +17,22 @@ class MemoryFiles(NamedTuple):
     limits: "tuple[str, ...]"
     #: What of that which is used can be dropped at once, by its names in ``memory.stat``.
     droppable: "tuple[str, ...]"
+    #: The file that counts the processes that were ended since it was used up.
+    kills: str
 
 
 _MEMORY_FILES = {
-    "cgroup2": MemoryFiles("memory.current", ("memory.max", "memory.high"), ("active_file", "inactive_file")),
+    "cgroup2": MemoryFiles(
+        "memory.current",
+        ("memory.max", "memory.high"),
+        ("active_file", "inactive_file"),
+        "memory.events",
+    ),
     "cgroup": MemoryFiles(
-        "memory.usage_in_bytes", ("memory.limit_in_bytes",), ("total_active_file", "total_inactive_file")
+        "memory.usage_in_bytes",
+        ("memory.limit_in_bytes",),
+        ("total_active_file", "total_inactive_file"),
+        "memory.oom_control",
     ),
 }
 

@@ -5,7 +5,8 @@
 and ``sys.argv``, except that the arguments ask IPython for our extension. If
 ours cannot be loaded, the kernel starts without it.
 
-``python launch.py template ...`` runs ``template.py`` of this folder, and ``trial`` its ``trial.py``.
+``python launch.py template ...`` runs ``template.py`` of this folder, ``trial`` its ``trial.py``, and
+``supervisor`` its ``supervisor.py``.
 """
 
 import importlib
@@ -13,6 +14,8 @@ import runpy
 import sys
 from pathlib import Path
 
+#: What may be named in place of ``-m``: the modules of this folder that are programs.
+PROGRAMS = ("template", "trial", "supervisor")
 #: The name of this folder's package inside the kernel. Private, so that it
 #: neither hides nor is hidden by a module of the environment.
 PACKAGE = "_gpu_pool_inkernel"
@@ -51,14 +54,14 @@ def first_path() -> str:
 
 
 def main() -> None:
-    """Run the module named on the command line, or the template of kernels."""
+    """Run the module named on the command line, or a program of this folder."""
     folder = Path(__file__).resolve().parent
-    is_template = sys.argv[1] in ("template", "trial")
+    is_ours = sys.argv[1] in PROGRAMS
     # With -I, -P or PYTHONSAFEPATH Python puts neither this folder nor the other there.
     if sys.path and sys.path[0] and Path(sys.path[0]).resolve() == folder:
         # What a template imports is found from no folder but those that all its kernels have.
-        sys.path[:1] = [] if is_template else [first_path()]
-    if is_template:
+        sys.path[:1] = [] if is_ours else [first_path()]
+    if is_ours:
         register(folder)
         importlib.import_module(PACKAGE + "." + sys.argv[1]).main()
         return

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
 
 from . import free_memory, launch
+from .commands import PLACE
 from .importing import FirstSeen, ImportedFiles, hiding, names_in, prepared, top_levels
 from .process_state import ProcessState, Seeds, draw_anew, statuses
 
@@ -61,8 +62,6 @@ OPTIONAL_MODULES = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
-#: The variable in whose place a kernel's own are shown, for who reads ``/proc/PID/environ``.
-PLACE = "GPU_POOL_TEMPLATE"
 _FILLER = PLACE.encode() + b"="
 #: Seconds in which threads have ended that end before every fork.
 _THREADS_END_WITHIN = 1.0

@@ -1,0 +1,212 @@
+"""Who may ask the supervisor of a pod's kernel, and in which form: signed lines over TCP.
+
+Each side begins with a line of 64 hexadecimal digits, which are random. Every other line is a MAC, a space
+and JSON with a counter ``n``, from 1 on. Nothing secret is said, so it is not encrypted::
+
+    base    = HMAC-SHA256(the key of the kernel's connection file, "gpu-pool supervisor")
+    session = HMAC-SHA256(base, the server's line + the client's line)
+    MAC     = HMAC-SHA256(session, ">" + JSON) of the client's lines, and "<" of the server's
+
+So a line is good for one connection, one side and one place in it. What is wrong ends the connection, without
+a word. ``gpu_pool_provisioner.launchers.supervised`` is the other side.
+"""
+
+import contextlib
+import hmac
+import json
+import os
+import socket
+import time
+from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
+
+#: Bytes that a line may have.
+MAX_LINE = 4096
+#: Seconds in which who connects has shown that it has the key.
+_SHOWN_WITHIN = 10.0
+#: How many may be connected that have shown it, and that have not; each one more ends the oldest.
+_MAX_KNOWN, _MAX_UNKNOWN = 3, 16
+_NONCE_DIGITS = 64
+
+
+class Untrusted(Exception):
+    """A line that the other side cannot have sent who has the key, or that is none."""
+
+
+class SignedLines:
+    """The server's side of one conversation, without the connection."""
+
+    def __init__(self, key: bytes) -> None:
+        self._base = hmac.new(key, b"gpu-pool supervisor", "sha256").digest()
+        #: The first line that is sent.
+        self.nonce = os.urandom(_NONCE_DIGITS // 2).hex().encode()
+        self._session = b""
+        self._unfinished = b""
+        self._received = self._sent = 0
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the other side has shown that it has the key."""
+        return self._received > 0
+
+    def read(self, data: bytes) -> "list[dict[str, Any]]":
+        """Return what is asked in these bytes and those before. Raises ``Untrusted``."""
+        lines = (self._unfinished + data).split(b"\n")
+        self._unfinished = lines.pop()
+        if any(len(line) > MAX_LINE for line in (*lines, self._unfinished)):
+            raise Untrusted("a line is too long")
+        return [found for found in map(self._read_line, lines) if found is not None]
+
+    def _read_line(self, line: bytes) -> "dict[str, Any] | None":
+        if not self._session:
+            if len(line) != _NONCE_DIGITS:
+                raise Untrusted("that is no first line")
+            self._session = hmac.new(self._base, self.nonce + line, "sha256").digest()
+            return None
+        mac, _, content = line.partition(b" ")
+        if not hmac.compare_digest(mac, self._mac(b">", content)):
+            raise Untrusted("the MAC is wrong")
+        try:
+            message = json.loads(content)
+        except (RecursionError, ValueError) as error:
+            raise Untrusted("that is no JSON") from error
+        # The same line again has the same MAC.
+        if not isinstance(message, dict) or message.get("n") != self._received + 1:
+            raise Untrusted("that is not the next line")
+        self._received += 1
+        return message
+
+    def line(self, message: "dict[str, Any]") -> bytes:
+        """Return the next line to send."""
+        self._sent += 1
+        content = json.dumps({**message, "n": self._sent}).encode()
+        return self._mac(b"<", content) + b" " + content + b"\n"
+
+    def _mac(self, direction: bytes, content: bytes) -> bytes:
+        return hmac.new(self._session, direction + content, "sha256").hexdigest().encode()
+
+
+class Connection:
+    """One client of the port."""
+
+    def __init__(self, connected: socket.socket, key: bytes, now: float) -> None:
+        connected.setblocking(False)
+        self.socket = connected
+        self._lines = SignedLines(key)
+        #: When it must have shown that it has the key.
+        self.give_up_at = now + _SHOWN_WITHIN
+        self.is_open = True
+        self._send(self._lines.nonce + b"\n")
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it has shown that it has the key."""
+        return self._lines.is_trusted
+
+    def read(self) -> "list[dict[str, Any]]":
+        """Return what it has asked; close it where it has gone, or is not who it must be."""
+        try:
+            data = self.socket.recv(MAX_LINE)
+            if data:
+                return self._lines.read(data)
+        except BlockingIOError:
+            return []
+        except (OSError, Untrusted):
+            pass
+        self.close()
+        return []
+
+    def send(self, message: "dict[str, Any]") -> None:
+        """Tell it something; close it where it does not read: the system keeps many lines for who does."""
+        if self.is_open:
+            self._send(self._lines.line(message))
+
+    def _send(self, line: bytes) -> None:
+        try:
+            is_sent = self.socket.send(line) == len(line)
+        except OSError:
+            is_sent = False
+        if not is_sent:
+            self.close()
+
+    def close(self) -> None:
+        """Close it. May be repeated."""
+        self.is_open = False
+        self.socket.close()
+
+
+class ControlPort:
+    """The port by which a supervisor is asked."""
+
+    def __init__(self, port: int, key: bytes) -> None:
+        """Listen at a port of all addresses. Raises ``OSError``."""
+        self._listener = _listener(port)
+        self._key = key
+        self._connections = []  # type: list[Connection]
+        #: When one who has the key was last seen to be connected, of ``time.monotonic()``.
+        self._known_at = float("-inf")
+
+    def was_asked_within(self, seconds: float) -> bool:
+        """Whether one who has the key is connected, or was within so many seconds."""
+        is_known = any(each.is_trusted and each.is_open for each in self._connections)
+        return is_known or time.monotonic() <= self._known_at + seconds
+
+    def awaits_somebody(self) -> bool:
+        """Whether somebody is connected who has yet to show that they have the key."""
+        return not all(each.is_trusted for each in self._connections)
+
+    def sockets(self) -> "list[socket.socket]":
+        """Return those that are to be read once there is something."""
+        return [self._listener, *(each.socket for each in self._connections)]
+
+    def asked(self, readable: "Any") -> "Iterator[tuple[Connection, dict[str, Any]]]":
+        """Yield what is asked by those that can be read now."""
+        now = time.monotonic()
+        if self._listener in readable:
+            with contextlib.suppress(OSError):
+                self._connections.append(Connection(self._listener.accept()[0], self._key, now))
+        for each in self._connections[:]:
+            if each.socket in readable:
+                for message in each.read():
+                    yield each, message
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Close those that have not shown who they are, or are too many, and drop those that are closed."""
+        for each in self._connections:
+            if each.is_trusted:
+                self._known_at = now
+            elif now > each.give_up_at:
+                each.close()
+        living = [each for each in self._connections if each.is_open]
+        known = [each for each in living if each.is_trusted]
+        unknown = [each for each in living if not each.is_trusted]
+        for each in (*known[:-_MAX_KNOWN], *unknown[:-_MAX_UNKNOWN]):
+            each.close()
+        self._connections = [each for each in living if each.is_open]
+
+    def tell(self, message: "dict[str, Any]") -> None:
+        """Tell all who have shown that they have the key."""
+        for each in self._connections:
+            if each.is_trusted:
+                each.send(message)
+
+
+def _listener(port: int) -> socket.socket:
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - a pod's
+        found = None
+        try:
+            found = socket.socket(family, socket.SOCK_STREAM)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            found.bind((address, port))
+            found.listen(_MAX_UNKNOWN)
+            found.setblocking(False)
+        except OSError:
+            if found is not None:
+                found.close()
+            if family == socket.AF_INET:
+                raise
+        else:
+            return found
+    raise AssertionError

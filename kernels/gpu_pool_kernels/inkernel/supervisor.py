@@ -1,0 +1,422 @@
+"""The main process of a kernel's pod: it starts the kernel, restarts it in place, and ends with it.
+
+Run as ``python3 FOLDER/launch.py supervisor --connection FILE [--preload a,b] -- ARGV...``, where ``ARGV`` is
+the kernel's command and ``FILE`` its connection file. The standard library is enough.
+
+A Python kernel is forked from a template (``template.py``), which is a child of this process; whatever is in
+doubt, and what is no Python kernel, is started as a process. At the port 9750 whoever has the key of the
+connection file may ask (``control.py``)::
+
+    → {"n", "verb": "state"}              ← {"n", "to", "start", "status"}
+    → {"n", "verb": "restart"}            ← {"n", "to", "start", "cold"} once it listens, or {"to", "failed"}
+    → {"n", "verb": "signal", "number"}   ← {"n", "to"}
+                                          ← {"n", "exited": start, "status", "out_of_memory"}, unasked
+
+``start`` counts the kernels of this pod; ``status`` is an exit status, or minus a signal, and None as long as
+the kernel runs. ``cold`` says why it was not forked.
+
+Once the kernel has ended, this process ends with the same status, unless it is restarted within ``--linger``
+seconds. It waits for that only where somebody is connected, or was just before.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
+
+from . import free_memory
+from .commands import launched
+from .control import Connection, ControlPort
+from .warm import WarmStarts
+
+PORT = 9750
+#: Seconds after which a kernel that neither ends nor listens is said to have started all the same.
+_LISTENS_WITHIN = 60.0
+#: Seconds for which the ports of a kernel that has ended may still be kept, by what it has forked.
+_PORTS_FREE_WITHIN = 2.0
+#: Seconds between two looks at what tells nobody: at ports, at what is soon due, and at nothing special.
+_LOOK_OFTEN, _LOOK_SELDOM, _LOOK_RARELY = 0.01, 0.5, 60.0
+#: Seconds from a kernel's start to that of a template with what is preloaded, and for which it is put off
+#: while the kernel computes: its imports would slow its cells.
+_PRELOADS_AFTER, _PAUSES_WITHIN = 3.0, 60.0
+#: The part of a processor below which a kernel does not compute.
+_PAUSE_BELOW = 0.2
+#: Signals that a pod's main process is sent, and that are the kernel's.
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# prctl(2)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Kernel:
+    """One run of the kernel."""
+
+    def __init__(self, pid: int, start: int, channel: "socket.socket | None", cold: str) -> None:
+        self.pid = pid
+        #: How many there were in this pod before it, and itself.
+        self.start = start
+        #: Why it was not forked; empty if it was.
+        self.cold = cold
+        self.began_at = time.monotonic()
+        #: How it has ended: its exit status, or minus the signal.
+        self.status = None  # type: int | None
+        self.is_bound = False
+        self._channel = channel
+
+    def sockets(self) -> "list[socket.socket]":
+        """Return what can be read once it has bound its ports."""
+        return [self._channel] if self._channel is not None else []
+
+    def look(self, readable: "Any", ports: "frozenset[int]") -> None:
+        """Take note of whether it has bound its ports."""
+        if self.is_bound or self.status is not None:
+            return
+        if self._channel is None:
+            found = listening(ports)
+            self.is_bound = found is None or found == ports
+        elif self._channel in readable:
+            with contextlib.suppress(OSError), self._channel:
+                self.is_bound = self._channel.recv(1) == b"1"  # else it is about to end
+            self._channel = None
+        self.is_bound |= time.monotonic() > self.began_at + _LISTENS_WITHIN
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and what it has started, unless it has ended."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def processor_time(self) -> float:
+        """Return the seconds for which it has run or waited for a processor; 0 where nobody can tell."""
+        try:
+            with open(f"/proc/{self.pid}/schedstat", "rb") as file:
+                ran, waited, _ = map(int, file.read().split())
+        except (OSError, ValueError):
+            return 0.0
+        return (ran + waited) / 1e9
+
+
+class Supervisor:
+    """The kernel of this pod, from its first start to its last end."""
+
+    def __init__(
+        self,
+        argv: "Sequence[str]",
+        preload: "Sequence[str]",
+        connection: "Mapping[str, Any]",
+        settings: argparse.Namespace,
+    ) -> None:
+        self._settings = settings
+        self._argv = launched(list(argv))
+        self._is_python = self._argv != list(argv)
+        self._preload = tuple(preload)
+        self._environment = dict(os.environ)
+        if os.getpid() != 1:
+            # As on one machine it ends with its parent, and says nothing to a terminal that is not there.
+            self._environment["JPY_PARENT_PID"] = str(os.getpid())
+        ports = {name: int(number) for name, number in connection.items() if name.endswith("_port")}
+        self._ports = frozenset(ports.values())
+        #: Some kernels open the one for what is typed later, when they are asked nothing.
+        self._bound_at_once = self._ports - {ports.get("stdin_port", 0)}
+        self._ended_at = float("-inf")
+        self._killed_at = None  # type: float | None
+        #: Who waits for a restart; and whether there is to be another kernel.
+        self._asked = []  # type: list[tuple[Connection, int]]
+        self._is_wanted = True
+        self._kernel = None  # type: Kernel | None
+        self._kills = memory_kills()
+        #: When it was last looked at how much the kernel computes, and for how long it had until then.
+        self._seen = None  # type: tuple[float, float] | None
+        self._woken = _wake_at_signals()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._warm = self._template(()) if self._is_python else None
+        #: One that imports what is preloaded, or anew, while the other may still be of use; and for the how
+        #: manieth kernel one was begun.
+        self._next = None  # type: WarmStarts | None
+        self._begun_for = 0
+        self._control = self._listen(str(connection.get("key") or ""))
+
+    def _template(self, modules: "Sequence[str]") -> "WarmStarts | None":
+        try:
+            return WarmStarts(self._argv, modules, self._environment)
+        except OSError:  # no such program, or no process can be started
+            return None
+
+    def _listen(self, key: str) -> "ControlPort | None":
+        if not key:  # everybody could ask
+            return None
+        try:
+            return ControlPort(self._settings.port, key.encode())
+        except OSError as error:
+            print(f"gpu-pool: this kernel restarts in a new pod: {error}", file=sys.stderr)
+            return None
+
+    # -- The loop ------------------------------------------------------------
+
+    def run(self) -> int:
+        """Return the status to end with, once that is due."""
+        readable = []  # type: list[Any]
+        while True:
+            self._pass_on_signals(readable)
+            self._wait_for_ended()
+            self._look_at_templates(readable)
+            self._look_at_kernel(readable)
+            for connection, message in self._control.asked(readable) if self._control else ():
+                self._answer(connection, message)
+            if self._is_over():
+                break
+            readable = select.select(self._sockets(), [], [], self._wait())[0]
+        for each in filter(None, (self._warm, self._next)):
+            each.end("this pod ends")
+        status = 128 + signal.SIGTERM if self._kernel is None else self._kernel.status or 0
+        return status if status >= 0 else 128 - status
+
+    def _sockets(self) -> "list[Any]":
+        found = [self._woken]  # type: list[Any]
+        for each in (self._kernel, self._warm, self._next, self._control):
+            found += each.sockets() if each is not None else []
+        return found
+
+    def _wait(self) -> float:
+        """Return after how many seconds there is something to do that no descriptor tells."""
+        kernel = self._kernel
+        if self._killed_at is not None:
+            return _LOOK_OFTEN
+        if kernel is None or kernel.status is not None:
+            return _LOOK_OFTEN if self._is_wanted and not self._is_importing() else _LOOK_SELDOM
+        if self._is_wanted or not (kernel.is_bound or kernel.sockets()):
+            return _LOOK_OFTEN
+        is_awaited = self._control is not None and self._control.awaits_somebody()
+        is_soon = is_awaited or not kernel.is_bound or self._next is not None or self._lacks_template()
+        return _LOOK_SELDOM if is_soon else _LOOK_RARELY
+
+    def _is_importing(self) -> bool:
+        return self._warm is not None and self._warm.is_importing
+
+    def _is_over(self) -> bool:
+        now = time.monotonic()
+        if self._kernel is None or self._kernel.status is not None:
+            if self._killed_at is not None:
+                return True
+            lingers = self._control is not None and self._control.was_asked_within(self._settings.linger)
+            return not self._is_wanted and not (lingers and now < self._ended_at + self._settings.linger)
+        if self._killed_at is not None and now > self._killed_at + self._settings.grace:
+            self._kernel.signal(signal.SIGKILL)
+        return False
+
+    def _pass_on_signals(self, readable: "Sequence[Any]") -> None:
+        for number in os.read(self._woken, 1024) if self._woken in readable else b"":
+            if number not in _PASSED_ON:
+                continue
+            if self._kernel is not None and self._kernel.status is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._kernel.pid, number)
+            if number == signal.SIGTERM:
+                self._killed_at = self._killed_at or time.monotonic()
+                self._is_wanted = False
+
+    def _wait_for_ended(self) -> None:
+        """Wait for all children that have ended, and all orphans, which are children by then."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            kernel = self._kernel
+            is_kernel = kernel is not None and kernel.pid == found.si_pid
+            if kernel is not None and is_kernel:
+                # What it has started may keep its ports; until it was waited for, its group is nobody else's.
+                kernel.signal(signal.SIGKILL)
+            _, code = os.waitpid(found.si_pid, 0)
+            for each in filter(None, (self._warm, self._next)):
+                if each.pid == found.si_pid:
+                    each.note_end()
+            if is_kernel:
+                self._note_end(-os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code))
+
+    def _note_end(self, status: int) -> None:
+        kernel = self._kernel
+        assert kernel is not None
+        kernel.status, self._ended_at = status, time.monotonic()
+        before, self._kills = self._kills, memory_kills()
+        told = {"exited": kernel.start, "status": status, "out_of_memory": self._kills > before}
+        if self._control is not None:
+            self._control.tell(told)
+        if not kernel.is_bound and not self._is_wanted:
+            self._reply({"failed": f"it ended with status {status} before it listened"})
+
+    # -- The kernel ----------------------------------------------------------
+
+    def _look_at_kernel(self, readable: "Sequence[Any]") -> None:
+        kernel = self._kernel
+        if kernel is not None and kernel.status is None:
+            was_bound = kernel.is_bound
+            kernel.look(readable, self._bound_at_once)
+            if kernel.is_bound and not was_bound:
+                self._reply({"start": kernel.start, "cold": kernel.cold})
+            if self._is_wanted:
+                kernel.signal(signal.SIGKILL)
+        elif self._is_wanted and not self._is_importing() and self._has_ports():
+            self._start()
+
+    def _has_ports(self) -> bool:
+        is_late = time.monotonic() > self._ended_at + _PORTS_FREE_WITHIN
+        return is_late or not listening(self._ports)
+
+    def _next_start(self) -> int:
+        return 1 if self._kernel is None else self._kernel.start + 1
+
+    def _start(self) -> None:
+        self._is_wanted = False
+        start = self._next_start()
+        pid, channel, why = self._warm.fork(self._argv) if self._warm is not None else (0, None, "")
+        if not pid:
+            try:
+                process = subprocess.Popen(self._argv, env=self._environment, start_new_session=True)
+            except OSError as error:
+                print(f"gpu-pool: {self._argv[0]} could not be started: {error}", file=sys.stderr)
+                self._kernel = Kernel(0, start, None, why)
+                self._kernel.status, self._ended_at = 127, time.monotonic()
+                self._reply({"failed": f"it could not be started: {error}"})
+                return
+            pid = process.pid
+            process.returncode = 0  # all children are waited for here
+        self._kernel = Kernel(pid, start, channel, why)
+
+    def _reply(self, content: "dict[str, Any]") -> None:
+        for connection, number in self._asked:
+            connection.send({"to": number, **content})
+        self._asked.clear()
+
+    def _answer(self, connection: Connection, message: "dict[str, Any]") -> None:
+        verb, number, kernel = message.get("verb"), message["n"], self._kernel
+        if verb == "restart" and self._killed_at is None:
+            self._asked.append((connection, number))
+            self._is_wanted = True
+            return
+        reply = {"to": number}
+        if verb == "state":
+            # Of the kernel that is about to run, where there is to be another one.
+            known = None if self._is_wanted else kernel
+            reply["start"] = self._next_start() if known is None else known.start
+            reply["status"] = None if known is None else known.status
+        elif verb == "signal" and type(message.get("number")) is int and 0 < message["number"] < signal.NSIG:
+            if kernel is not None:
+                kernel.signal(message["number"])
+        else:
+            reply["failed"] = "the pod ends" if verb == "restart" else "that is not understood"
+        connection.send(reply)
+
+    # -- Templates -----------------------------------------------------------
+
+    def _look_at_templates(self, readable: "Sequence[Any]") -> None:
+        for each in filter(None, (self._warm, self._next)):
+            each.look(readable)
+        if self._next is not None and not self._next.is_importing:
+            self._take_next(self._next)
+        if self._lacks_template() and self._is_pause():
+            assert self._kernel is not None
+            self._begun_for, self._next = self._kernel.start, self._template(self._preload)
+
+    def _take_next(self, found: WarmStarts) -> None:
+        """Fork from a template that has imported everything, from now on; or never import that again."""
+        self._next = None
+        if found.is_ready:
+            if self._warm is not None:
+                self._warm.end("there is another one")
+            self._warm = found
+        elif found.is_refused:
+            print(
+                f"gpu-pool: kernels of this pod restart without what is preloaded: {found.why}",
+                file=sys.stderr,
+            )
+            self._preload = ()
+
+    def _lacks_template(self) -> bool:
+        """Whether there is none that has imported what is preloaded, and for this kernel none was begun."""
+        warm, kernel = self._warm, self._kernel
+        if warm is None or kernel is None or self._next is not None or kernel.start <= self._begun_for:
+            return False
+        return warm.modules != self._preload or (bool(warm.why) and not warm.is_refused)
+
+    def _is_pause(self) -> bool:
+        """Whether the kernel runs and does not compute, or has for long."""
+        kernel, now = self._kernel, time.monotonic()
+        if kernel is None or not kernel.is_bound or now < kernel.began_at + _PRELOADS_AFTER:
+            return False
+        if self._seen is not None and now < self._seen[0] + _LOOK_SELDOM:
+            return False
+        before, self._seen = self._seen, (now, kernel.processor_time())
+        if before is None or before[0] < kernel.began_at:
+            return False
+        is_quiet = self._seen[1] - before[1] < _PAUSE_BELOW * (now - before[0])
+        return is_quiet or now > kernel.began_at + _PAUSES_WITHIN
+
+
+def listening(ports: "frozenset[int]") -> "frozenset[int] | None":
+    """Return at which of these ports somebody listens; None where the system does not say."""
+    found = set()  # type: set[int]
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/self/net/{name}", "rb") as file:
+                lines = file.read().splitlines()[1:]
+        except OSError:
+            if name == "tcp":
+                return None
+            continue
+        # proc_pid_net(5): the second word is the address and the port, and 0A the state of one that listens.
+        words = (line.split(None, 4) for line in lines)
+        found.update(int(each[1].rpartition(b":")[2], 16) for each in words if each[3] == b"0A")
+    return ports & found
+
+
+def memory_kills() -> int:
+    """Return how many processes of this container were ended since its memory was used up."""
+    for group, files in free_memory.groups_of("/proc/self"):
+        try:
+            lines = (group / files.kills).read_text().splitlines()
+        except OSError:
+            return 0
+        return sum(int(number) for name, number in map(str.split, lines) if name == "oom_kill")
+    return 0
+
+
+def _wake_at_signals() -> int:
+    """Return a descriptor from which the numbers of signals can be read that came."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in (signal.SIGCHLD, *_PASSED_ON):
+        signal.signal(number, lambda *_: None)
+    return reading
+
+
+def main() -> None:
+    """Supervise the kernel that the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="supervisor", description="Start a kernel, and restart it in place."
+    )
+    parser.add_argument("--connection", required=True, metavar="FILE")
+    parser.add_argument("--preload", default="", metavar="MODULE,MODULE")
+    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--linger", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--grace", type=float, default=1.5, metavar="SECONDS", help="from SIGTERM to SIGKILL")
+    words = sys.argv[2:]
+    place = words.index("--") if "--" in words else len(words)
+    settings, argv = parser.parse_args(words[:place]), words[place + 1 :]
+    if not argv:
+        parser.error("after -- the kernel's command is missing")
+    connection = json.loads(Path(settings.connection).read_text())
+    preload = list(filter(None, settings.preload.split(",")))
+    sys.exit(Supervisor(argv, preload, connection, settings).run())

@@ -1,0 +1,338 @@
+"""The main process of a kernel's pod, with real kernels and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from support.pools import eventually
+from support.supervisors import children_of, parent_of, supervised
+
+TINY = (sys.executable, str(Path(__file__).parents[1] / "support/tiny_kernel.py"), "{connection_file}")
+WITHIN = 60.0
+
+
+async def until_gone(pid: int) -> None:
+    async def is_gone() -> bool:
+        return parent_of(pid) == 0
+
+    await eventually(is_gone)
+
+
+async def test_a_kernel_is_restarted_in_place(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        control = await pod.connect()
+        await pod.asked("x = 1")
+        pids = [await pod.pid()]
+        for _ in range(3):
+            await control.restart(within=WITHIN)
+            assert await pod.value("'x' in globals()") == "False"
+            pids.append(await pod.pid())
+        assert len(set(pids)) == 4
+        assert parent_of(pids[-1]) == pod.process.pid
+        assert [parent_of(pid) for pid in pids[:-1]] == [0, 0, 0]
+
+
+async def test_no_two_kernels_draw_the_same(tmp_path: Path) -> None:
+    drawn = []
+    async with supervised(tmp_path) as pod:
+        control = await pod.connect()
+        for _ in range(3):
+            drawn.append(await pod.value("__import__('random').random()"))
+            await control.restart(within=WITHIN)
+    assert len(set(drawn)) == 3
+
+
+async def test_a_kernel_is_as_one_that_the_pod_would_have_started_itself(tmp_path: Path) -> None:
+    """One that was forked is as one that was not."""
+    seen = (
+        "[__import__('sys').argv[1:-1], __import__('sys').path[0], __import__('os').getcwd(),"
+        " __import__('os').getsid(0) == __import__('os').getpid(), sorted(set(__import__('os').environ)"
+        " - {'JPY_PARENT_PID'}), __import__('signal').pthread_sigmask(0, []),"
+        " [str(__import__('signal').getsignal(n)).split(' at ')[0] for n in (2, 10, 15, 17)],"
+        " str(__import__('sys').flags)]"
+    )
+    async with supervised(tmp_path) as pod:
+        forked = await pod.value(seen)
+        control = await pod.connect()
+        (template,) = set(children_of(pod.process.pid)) - {await pod.pid()}
+        os.kill(template, signal.SIGKILL)
+        await until_gone(template)
+        await control.restart(within=WITHIN)
+        assert await pod.value(seen) == forked
+
+
+async def test_the_end_of_a_kernel_is_told_and_it_starts_again(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        control = await pod.connect()
+        os.kill(await pod.pid(), signal.SIGKILL)
+        assert await control.exited() == -signal.SIGKILL
+        assert not control.out_of_memory
+        await control.restart(within=WITHIN)
+        await pod.asked("import os; os._exit(3)", reply=False)
+        assert await control.exited() == 3
+        late = await pod.connect()
+        assert await late.exited() == 3
+        await late.restart(within=WITHIN)
+        assert await pod.value("1 + 1") == "2"
+
+
+@pytest.mark.parametrize(
+    ("cell", "status"),
+    [
+        ("import os; os._exit(0)", 0),
+        ("import os; os._exit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+    ],
+)
+async def test_without_anybody_connected_it_ends_with_its_kernel(
+    tmp_path: Path, cell: str, status: int
+) -> None:
+    async with supervised(tmp_path) as pod:
+        await pod.asked(cell, reply=False)
+        assert await pod.ended() == status
+        assert pod.log.read_text() == ""
+
+
+async def test_it_waits_for_a_restart_and_ends_where_none_is_asked_for(tmp_path: Path) -> None:
+    async with supervised(tmp_path, "--linger", "1") as pod:
+        control = await pod.connect()
+        os.kill(await pod.pid(), signal.SIGKILL)
+        await control.exited()
+        await control.restart(within=WITHIN)
+        os.kill(await pod.pid(), signal.SIGKILL)
+        assert await pod.ended() == 128 + signal.SIGKILL
+
+
+async def test_who_has_connected_before_takes_over_a_kernel_again(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        first = await pod.connect()
+        first.close()
+        os.kill(await pod.pid(), signal.SIGKILL)
+        second = await pod.connect()
+        assert await second.exited() == -signal.SIGKILL
+        await second.restart(within=WITHIN)
+        assert await pod.value("1 + 1") == "2"
+
+
+async def test_signals_reach_the_kernel_and_what_it_has_started(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        control = await pod.connect()
+        await pod.asked("import subprocess; child = subprocess.Popen(['sleep', '600'])")
+        child = int(await pod.value("child.pid"))
+        await pod.asked("import time\ntry: time.sleep(0)\nfinally: pass")
+        cell = asyncio.create_task(
+            pod.asked(
+                "try:\n    open('sleeps', 'w').close(); time.sleep(600)\nexcept KeyboardInterrupt: pass"
+            )
+        )
+
+        async def sleeps() -> bool:
+            return (tmp_path / "sleeps").exists()
+
+        await eventually(sleeps)
+        await control.send_signal(signal.SIGINT)
+        await cell
+        await until_gone(child)
+        with pytest.raises(ValueError, match="is no signal"):
+            await control.send_signal(12345)
+
+
+async def test_an_order_to_end_is_passed_on(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        pid = await pod.pid()
+        pod.process.terminate()
+        assert await pod.ended() == 128 + signal.SIGTERM
+        assert parent_of(pid) == 0
+
+
+async def test_a_kernel_that_ignores_the_order_to_end_is_killed(tmp_path: Path) -> None:
+    async with supervised(tmp_path, "--grace", "0.3") as pod:
+        await pod.asked("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+        pid = await pod.pid()
+        pod.process.terminate()
+        assert await pod.ended() == 128 + signal.SIGKILL
+        assert parent_of(pid) == 0
+
+
+async def test_an_order_to_end_comes_before_the_first_kernel(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        await pod.connect()
+        pod.process.terminate()
+        assert await pod.ended() == 128 + signal.SIGTERM
+
+
+async def test_orphans_are_waited_for(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        await pod.asked("import os; [os.system('sh -c \"sleep 0.05 & sleep 0.05 &\"') for _ in range(5)]")
+
+        async def are_gone() -> bool:
+            return len(children_of(pod.process.pid)) == 2  # the kernel and its template
+
+        await eventually(are_gone)
+
+
+async def test_what_a_kernel_has_forked_ends_with_it_and_frees_its_ports(tmp_path: Path) -> None:
+    """A kernel whose children fork without end, of which each keeps the kernel's sockets."""
+    async with supervised(tmp_path) as pod:
+        control = await pod.connect()
+        await pod.asked(
+            "import os, time\n"
+            "for _ in range(20):\n"
+            "    if os.fork() == 0:\n"
+            "        while True:\n"
+            "            child = os.fork()\n"
+            "            time.sleep(0.02) if child == 0 else os.waitpid(child, 0)\n"
+            "            child or os._exit(0)\n"
+        )
+        group = await pod.pid()
+        await control.restart(within=WITHIN)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)
+        assert await pod.value("1 + 1") == "2"
+
+
+async def test_a_kernel_that_is_not_python_is_started_as_a_process(tmp_path: Path) -> None:
+    script = tmp_path / "kernel.sh"
+    script.write_text(f"#!/bin/sh\nexec {TINY[0]} {TINY[1]} $1\n")
+    async with supervised(tmp_path, argv=("sh", str(script), "{connection_file}"), encrypts=False) as pod:
+        control = await pod.connect()
+        assert (await pod.asked("hello"))["status"] == "ok"
+        (before,) = children_of(pod.process.pid)
+        await control.restart(within=WITHIN)
+        assert (await pod.asked("hello"))["status"] == "ok"
+        (after,) = children_of(pod.process.pid)
+        assert before != after
+        os.kill(after, signal.SIGKILL)
+        assert await control.exited() == -signal.SIGKILL
+
+
+async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    async with supervised(tmp_path, argv=("no-such-program",)) as pod:
+        assert await pod.ended() == 127
+        assert "no-such-program could not be started" in pod.log.read_text()
+
+
+async def test_an_image_without_ipykernel_says_so(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", symlinks=True)
+    async with supervised(tmp_path, python=str(tmp_path / "env/bin/python3")) as pod:
+        assert await pod.ended() == 1
+        assert "No module named" in pod.log.read_text()
+
+
+async def test_an_environment_without_our_packages(tmp_path: Path) -> None:
+    """Its site-packages borrow ipykernel from the tests' environment, and refuse our packages."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (folder,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (folder / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name.startswith('gpu_pool'): raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    async with supervised(tmp_path, python=str(tmp_path / "env/bin/python3")) as pod:
+        control = await pod.connect()
+        for _ in range(2):
+            assert await pod.value("__import__('sys').prefix") == repr(str(tmp_path / "env"))
+            assert await pod.value("get_ipython().find_line_magic('gpu') is not None") == "True"
+            await control.restart(within=WITHIN)
+
+
+async def test_what_is_preloaded_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with supervised(tmp_path, "--preload", "wave") as pod:
+        control = await pod.connect()
+        kernel = await pod.pid()
+        assert await pod.value("'wave' in __import__('sys').modules") == "False"
+        (first,) = set(children_of(pod.process.pid)) - {kernel}
+
+        async def has_another() -> bool:
+            return first not in children_of(pod.process.pid)
+
+        await eventually(has_another)
+        await control.restart(within=WITHIN)
+        assert await pod.value("'wave' in __import__('sys').modules") == "True"
+
+
+async def test_modules_that_leave_no_process_to_fork_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/harm.py").write_text("import os; os.kill(os.getpid(), 11)")
+    async with supervised(tmp_path, "--preload", "harm", PYTHONPATH=str(tmp_path / "lib")) as pod:
+        control = await pod.connect()
+        kernel = await pod.pid()
+        (first,) = set(children_of(pod.process.pid)) - {kernel}
+
+        async def has_tried() -> bool:
+            return "without what is preloaded" in pod.log.read_text()
+
+        await eventually(has_tried)
+        await control.restart(within=WITHIN)
+        assert first in children_of(pod.process.pid)
+        assert await pod.value("1 + 1") == "2"
+
+
+async def test_a_module_that_has_changed_is_imported_anew(tmp_path: Path) -> None:
+    """As after ``pip install`` in a cell: who restarts gets what is installed now."""
+    (tmp_path / "lib").mkdir()
+    module = tmp_path / "lib/sitecustomize.py"
+    module.write_text("version = 1")
+    async with supervised(tmp_path, PYTHONPATH=str(tmp_path / "lib")) as pod:
+        control = await pod.connect()
+        assert await pod.value("__import__('sitecustomize').version") == "1"
+        module.write_text("version = 2.0")
+
+        async def has_new_one() -> bool:  # for a moment, files need not be looked at again
+            await control.restart(within=WITHIN)
+            return await pod.value("__import__('sitecustomize').version") == "2.0"
+
+        await eventually(has_new_one)
+
+
+async def test_a_template_that_was_ended_is_none_to_wait_for(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        control = await pod.connect()
+        (template,) = set(children_of(pod.process.pid)) - {await pod.pid()}
+        os.kill(template, signal.SIGSTOP)
+        await control.restart(within=WITHIN)
+        assert await pod.value("1 + 1") == "2"
+        await until_gone(template)
+
+
+def old_pythons() -> list[str]:
+    """Return those before 3.10 on the PATH that are not mere placeholders."""
+    found = filter(None, (shutil.which(f"python3.{minor}") for minor in range(7, 10)))
+    said = (
+        subprocess.run([each, "-c", "import sys; print(sys.executable)"], capture_output=True)
+        for each in found
+    )
+    return [each.stdout.decode().strip() for each in said if each.returncode == 0]
+
+
+async def test_an_old_python_supervises(tmp_path: Path) -> None:
+    pythons = old_pythons() or pytest.skip("no Python from 3.7 to 3.9 on the PATH")
+    argv = ("sh", "-c", "exec $0 $1 $2", *TINY)
+    async with supervised(tmp_path, python=pythons[0], argv=argv, encrypts=False) as pod:
+        control = await pod.connect()
+        for _ in range(2):
+            assert (await pod.asked("hello"))["status"] == "ok"
+            await control.restart(within=WITHIN)
+        pod.process.terminate()
+        assert await pod.ended() == 128 + signal.SIGTERM
+
+
+async def test_one_that_is_killed_takes_its_kernel_along(tmp_path: Path) -> None:
+    """As on one machine: a kernel ends with its parent, also where no container does it."""
+    async with supervised(tmp_path) as pod:
+        pid = await pod.pid()
+        pod.process.kill()
+        await until_gone(pid)

@@ -1,0 +1,175 @@
+"""Supervisors of kernels as the pods of a cluster have them, as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.connect import write_connection_file
+
+from gpu_pool_kernels.launching import supervisor_files
+from gpu_pool_provisioner.environment import kernel_command
+from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
+from support.pools import eventually
+
+KEY = b"the-key-of-this-kernel"
+IPYKERNEL = ("python3", "-m", "ipykernel_launcher", "-f", "{connection_file}")
+
+
+def free_port() -> int:
+    """Return a port at which nobody listens now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 if there is no such process, and for what has ended."""
+    with contextlib.suppress(OSError):
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        return 0 if state == "Z" else int(parent)
+    return 0
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process, also those that have ended and were not waited for."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            words = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(words[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+@dataclass
+class Supervised:
+    """A supervisor and its kernel."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    connection_file: str
+    log: Path
+    connections: list[SupervisorConnection] = field(default_factory=list)
+
+    async def connect(self, key: bytes = KEY) -> SupervisorConnection:
+        """Connect as the notebook server does, once it listens."""
+        while True:
+            try:
+                found = await SupervisorConnection.connect("127.0.0.1", key, port=self.port, within=60)
+            except SupervisorAway:  # noqa: PERF203 - what is waited for takes longer
+                assert self.process.poll() is None, self.log.read_text()
+                await asyncio.sleep(0.01)
+            else:
+                self.connections.append(found)
+                return found
+
+    async def asked(self, code: str, *, reply: bool = True, **options: Any) -> dict[str, Any]:
+        """Submit a cell, with a client of its own; return the content of the reply, if there is to be one."""
+        client = AsyncKernelClient()
+        client.load_connection_file(self.connection_file)
+        client.start_channels(stdin=False, hb=False)
+        try:
+            if not reply:
+                await client.kernel_info(reply=True, timeout=120)  # what is said to nobody is lost
+                client.execute(code, **options)
+                return {}
+            found = await client.execute(code, reply=True, timeout=120, **options)
+            content: dict[str, Any] = found["content"]
+            assert content["status"] == "ok", content
+            return content
+        finally:
+            client.stop_channels()
+
+    async def value(self, expression: str) -> str:
+        """Return what a kernel of Python says that an expression is."""
+        content = await self.asked("", user_expressions={"it": expression})
+        return str(content["user_expressions"]["it"]["data"]["text/plain"])
+
+    async def pid(self) -> int:
+        """Return the pid of a kernel of Python."""
+        return int(await self.value("__import__('os').getpid()"))
+
+    async def ended(self) -> int:
+        """Return the supervisor's status once it has ended."""
+
+        async def has_ended() -> bool:
+            return self.process.poll() is not None
+
+        await eventually(has_ended)
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+def start(
+    folder: Path,
+    options: Sequence[str],
+    argv: Sequence[str],
+    python: str,
+    environment: Mapping[str, str],
+    *,
+    encrypts: bool,
+) -> Supervised:
+    """Start one, with what lies in a folder as it does in a pod, and nothing else of ours."""
+    files, port = folder / "supervisor", free_port()
+    files.mkdir()
+    for name, content in supervisor_files().items():
+        (files / name).write_text(content)
+    file, _ = write_connection_file(str(folder / "connection.json"), ip="127.0.0.1", key=KEY)
+    if encrypts:
+        public, secret = (each.decode() for each in zmq.curve_keypair())
+        connection = json.loads(Path(file).read_text())
+        connection |= {"curve_publickey": public, "curve_secretkey": secret}
+        Path(file).write_text(json.dumps(connection))
+    words = kernel_command([word.format(connection_file=file) for word in argv], installed=True)
+    path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(python, "-I", "-S", str(files / "launch.py"), "supervisor", "--connection", file),
+                *("--port", str(port), *options, "--", *words),
+            ],
+            env={**os.environ, "PATH": path, "IPYTHONDIR": str(folder / "ipython"), **environment},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    return Supervised(process, port, file, folder / "log")
+
+
+@asynccontextmanager
+async def supervised(
+    folder: Path,
+    *options: str,
+    argv: Sequence[str] = IPYKERNEL,
+    python: str = sys.executable,
+    encrypts: bool = True,
+    **environment: str,
+) -> AsyncIterator[Supervised]:
+    """Supervise a kernel; nothing of it is left afterwards."""
+    made = start(folder, options, argv, python, environment, encrypts=encrypts)
+    try:
+        yield made
+    finally:
+        for each in made.connections:
+            each.close()
+        groups = children_of(made.process.pid)
+        made.process.kill()
+        made.process.wait()
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
