@@ -50,8 +50,8 @@ def wrap_argv(argv: list[str], *, installed: bool = False) -> list[str]:
 def supervisor_files() -> Mapping[str, str]:
     """Return what must lie in one folder of a pod, by the files' names, to supervise its kernel.
 
-    ``python3 FOLDER/launch.py supervisor --connection FILE -- ARGV...`` is then the pod's main process,
-    where ``ARGV`` is the kernel's command; see ``inkernel/supervisor.py``.
+    ``python3 -I -S launch.py supervisor --connection FILE -- python3 -m ipykernel_launcher ...``, with
+    ``launch.py`` of that folder, is then the pod's main process; see ``inkernel/supervisor.py``.
     """
     folder = LAUNCHER.parent
     return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}

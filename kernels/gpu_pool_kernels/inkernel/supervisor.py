@@ -1,7 +1,7 @@
 """The main process of a kernel's pod: it starts the kernel, restarts it in place, and ends with it.
 
-Run as ``python3 FOLDER/launch.py supervisor --connection FILE [--preload a,b] -- ARGV...``, where ``ARGV`` is
-the kernel's command and ``FILE`` its connection file. The standard library is enough.
+Run as ``python3 launch.py supervisor --connection FILE [--preload a,b] -- python3 -m ipykernel ...``:
+what follows ``--`` is the kernel's command, and ``FILE`` its connection file. The standard library is enough.
 
 A Python kernel is forked from a template (``template.py``), which is a child of this process; whatever is in
 doubt, and what is no Python kernel, is started as a process. At the port 9750 whoever has the key of the
