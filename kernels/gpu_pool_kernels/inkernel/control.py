@@ -26,6 +26,8 @@ _SHOWN_WITHIN = 10.0
 #: How many may be connected that have shown it, and that have not; each one more ends the oldest.
 _MAX_KNOWN, _MAX_UNKNOWN = 3, 16
 _NONCE_DIGITS = 64
+#: The kernel listens at all addresses of its pod.
+_EVERYWHERE = ("", "*", "0.0.0.0")  # noqa: S104 - a pod's
 
 
 class Untrusted(Exception):
@@ -137,9 +139,9 @@ class Connection:
 class ControlPort:
     """The port by which a supervisor is asked."""
 
-    def __init__(self, port: int, key: bytes) -> None:
-        """Listen at a port of all addresses. Raises ``OSError``."""
-        self._listener = _listener(port)
+    def __init__(self, address: str, port: int, key: bytes) -> None:
+        """Listen at a port of the address at which the kernel does. Raises ``OSError``."""
+        self._listener = _listener(address, port)
         self._key = key
         self._connections = []  # type: list[Connection]
         #: When one who has the key was last seen to be connected, of ``time.monotonic()``.
@@ -191,15 +193,18 @@ class ControlPort:
                 each.send(message)
 
 
-def _listener(port: int) -> socket.socket:
-    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - a pod's
+def _listener(address: str, port: int) -> socket.socket:
+    places = [(socket.AF_INET, address)]
+    if address in _EVERYWHERE:
+        places = [(socket.AF_INET6, "::"), (socket.AF_INET, "")]
+    for family, place in places:
         found = None
         try:
             found = socket.socket(family, socket.SOCK_STREAM)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            found.bind((address, port))
+            found.bind((place, port))
             found.listen(_MAX_UNKNOWN)
             found.setblocking(False)
         except OSError:

@@ -142,7 +142,7 @@ class Supervisor:
         #: manieth kernel one was begun.
         self._next = None  # type: WarmStarts | None
         self._begun_for = 0
-        self._control = self._listen(str(connection.get("key") or ""))
+        self._control = self._listen(str(connection.get("ip") or ""), str(connection.get("key") or ""))
 
     def _template(self, modules: "Sequence[str]") -> "WarmStarts | None":
         try:
@@ -150,11 +150,11 @@ class Supervisor:
         except OSError:  # no such program, or no process can be started
             return None
 
-    def _listen(self, key: str) -> "ControlPort | None":
+    def _listen(self, address: str, key: str) -> "ControlPort | None":
         if not key:  # everybody could ask
             return None
         try:
-            return ControlPort(self._settings.port, key.encode())
+            return ControlPort(address, self._settings.port, key.encode())
         except OSError as error:
             print(f"gpu-pool: this kernel restarts in a new pod: {error}", file=sys.stderr)
             return None
@@ -250,7 +250,8 @@ class Supervisor:
         kernel.status, self._ended_at = status, time.monotonic()
         before, self._kills = self._kills, memory_kills()
         told = {"exited": kernel.start, "status": status, "out_of_memory": self._kills > before}
-        if self._control is not None:
+        # Of a kernel that ends with its pod, whoever has ended that knows why.
+        if self._control is not None and self._killed_at is None:
             self._control.tell(told)
         if not kernel.is_bound and not self._is_wanted:
             self._reply({"failed": f"it ended with status {status} before it listened"})
