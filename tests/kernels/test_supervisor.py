@@ -13,6 +13,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from support.pools import eventually
 from support.supervisors import children_of, parent_of, supervised
@@ -40,6 +41,22 @@ async def test_a_kernel_is_restarted_in_place(tmp_path: Path) -> None:
         assert len(set(pids)) == 4
         assert parent_of(pids[-1]) == pod.process.pid
         assert [parent_of(pid) for pid in pids[:-1]] == [0, 0, 0]
+
+
+async def test_one_that_was_shut_down_in_good_order_is_found_where_it_was(tmp_path: Path) -> None:
+    """Where ipykernel removes its connection file, it would make one with other ports and another key."""
+    async with supervised(tmp_path) as pod:
+        control = await pod.connect()
+        client = AsyncKernelClient()
+        client.load_connection_file(pod.connection_file)
+        client.start_channels(stdin=False, hb=False, iopub=False)
+        await client.kernel_info(reply=True, timeout=120)
+        client.shutdown(restart=True)
+        assert await control.exited() == 0
+        client.stop_channels()
+        await control.restart(within=WITHIN)
+        assert await pod.value("1 + 1") == "2"
+    assert (tmp_path / "connection.json").stat().st_mode & 0o777 == 0o600
 
 
 async def test_no_two_kernels_draw_the_same(tmp_path: Path) -> None:

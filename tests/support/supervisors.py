@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
-from jupyter_client.connect import write_connection_file
+from jupyter_client.connect import port_names, write_connection_file
 
 from gpu_pool_kernels.launching import supervisor_files
 from gpu_pool_provisioner.environment import kernel_command
@@ -30,10 +31,12 @@ IPYKERNEL = ("python3", "-m", "ipykernel_launcher", "-f", "{connection_file}")
 
 
 def free_port() -> int:
-    """Return a port at which nobody listens now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a port at which nobody listens now, and that the system gives to nobody who connects."""
+    while True:
+        with socket.socket() as found, contextlib.suppress(OSError):
+            port = random.randrange(20_000, 32_000)
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def parent_of(pid: int) -> int:
@@ -128,7 +131,8 @@ def start(
     files.mkdir()
     for name, content in supervisor_files().items():
         (files / name).write_text(content)
-    file, _ = write_connection_file(str(folder / "connection.json"), ip="127.0.0.1", key=KEY)
+    ports = {name: free_port() for name in port_names}
+    file, _ = write_connection_file(str(folder / "connection.json"), ip="127.0.0.1", key=KEY, **ports)
     if encrypts:
         public, secret = (each.decode() for each in zmq.curve_keypair())
         connection = json.loads(Path(file).read_text())

@@ -179,7 +179,15 @@ class Seeds:
     def without(self) -> "list[Any]":
         """Return the generators that were given no seed, and numpy's sequences of seeds."""
         given = {id(each) for each in self.given}
-        found = [each for each in gc.get_objects() if _is_generator(each) and id(each) not in given]
+        kinds = {}  # type: dict[int, bool]
+        found = []
+        for each in gc.get_objects():
+            # Its type, since an object may do anything when it is asked for its class.
+            kind = type(each)
+            if id(kind) not in kinds:
+                kinds[id(kind)] = _is_of_generators(kind)
+            if kinds[id(kind)] and id(each) not in given:
+                found.append(each)
         return [each for each in found if isinstance(each, random.Random) or not self._has_own(each)]
 
     def doubt(self) -> "str | None":
@@ -233,10 +241,8 @@ def draw_anew(generators: "list[Any]") -> None:
         uuid._node = None  # type: ignore[attr-defined]
 
 
-def _is_generator(candidate: object) -> bool:
-    """Whether it is a generator of random numbers: Python's, or what numpy's draw from or are seeded by."""
-    # Its type, since an object may do anything when it is asked for its class.
-    kind = type(candidate)
+def _is_of_generators(kind: type) -> bool:
+    """Whether its objects are generators of random numbers: Python's, or numpy's and what seeds those."""
     if issubclass(kind, random.Random):
         return not issubclass(kind, random.SystemRandom)
     numpy = sys.modules.get("numpy.random")
@@ -245,6 +251,8 @@ def _is_generator(candidate: object) -> bool:
 
 def _has_bare_generator() -> bool:
     """Whether there is one of the type below ``random.Random``, of which the collector is not told."""
+    if _has_no_unknown_references(_random.Random):
+        return False
     objects = gc.get_objects()
     for start in range(0, len(objects), _AT_ONCE):
         found = gc.get_referents(*objects[start : start + _AT_ONCE])
@@ -257,3 +265,25 @@ def _has_bare_generator() -> bool:
             if kind in (dict, tuple) and not gc.is_tracked(each):
                 found.extend(gc.get_referents(each))
     return False
+
+
+class _WithoutObjects:
+    """A type of which there are none."""
+
+
+def _has_no_unknown_references(kind: type) -> bool:
+    """Whether the collector knows of all that refers to a type, so that there are no objects of it.
+
+    It does not know of the objects, if they hold nothing else. No where objects do not count, as those of
+    Pythons before 3.10.
+    """
+    before = sys.getrefcount(kind)
+    one = kind()
+    counts = sys.getrefcount(kind) == before + 1
+    del one
+    none = _WithoutObjects  # a variable of this function refers to it as well
+    return counts and _unknown_references(kind) <= _unknown_references(none)
+
+
+def _unknown_references(kind: type) -> int:
+    return sys.getrefcount(kind) - len(gc.get_referrers(kind))

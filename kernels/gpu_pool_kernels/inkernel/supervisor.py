@@ -22,6 +22,7 @@ seconds. It waits for that only where somebody is connected, or was just before.
 import argparse
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -36,7 +37,7 @@ from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 from . import free_memory
 from .commands import launched
 from .control import Connection, ControlPort
-from .warm import WarmStarts
+from .warm import Fork, WarmStarts
 
 PORT = 9750
 #: Seconds after which a kernel that neither ends nor listens is said to have started all the same.
@@ -75,13 +76,12 @@ class Kernel:
         """Return what can be read once it has bound its ports."""
         return [self._channel] if self._channel is not None else []
 
-    def look(self, readable: "Any", ports: "frozenset[int]") -> None:
+    def look(self, readable: "Any", ports: "Ports") -> None:
         """Take note of whether it has bound its ports."""
         if self.is_bound or self.status is not None:
             return
         if self._channel is None:
-            found = listening(ports)
-            self.is_bound = found is None or found == ports
+            self.is_bound = ports.are_bound()
         elif self._channel in readable:
             with contextlib.suppress(OSError), self._channel:
                 self.is_bound = self._channel.recv(1) == b"1"  # else it is about to end
@@ -111,10 +111,10 @@ class Supervisor:
         self,
         argv: "Sequence[str]",
         preload: "Sequence[str]",
-        connection: "Mapping[str, Any]",
         settings: argparse.Namespace,
     ) -> None:
         self._settings = settings
+        self._file = ConnectionFile(settings.connection)
         self._argv = launched(list(argv))
         self._is_python = self._argv != list(argv)
         self._preload = tuple(preload)
@@ -122,15 +122,15 @@ class Supervisor:
         if os.getpid() != 1:
             # As on one machine it ends with its parent, and says nothing to a terminal that is not there.
             self._environment["JPY_PARENT_PID"] = str(os.getpid())
-        ports = {name: int(number) for name, number in connection.items() if name.endswith("_port")}
-        self._ports = frozenset(ports.values())
-        #: Some kernels open the one for what is typed later, when they are asked nothing.
-        self._bound_at_once = self._ports - {ports.get("stdin_port", 0)}
+        self._ports = Ports(self._file.content)
         self._ended_at = float("-inf")
         self._killed_at = None  # type: float | None
         #: Who waits for a restart; and whether there is to be another kernel.
         self._asked = []  # type: list[tuple[Connection, int]]
         self._is_wanted = True
+        #: Whether its template was asked for it, and what came of that.
+        self._is_asked = False
+        self._fork = None  # type: Fork | None
         self._kernel = None  # type: Kernel | None
         self._kills = memory_kills()
         #: When it was last looked at how much the kernel computes, and for how long it had until then.
@@ -142,7 +142,7 @@ class Supervisor:
         #: manieth kernel one was begun.
         self._next = None  # type: WarmStarts | None
         self._begun_for = 0
-        self._control = self._listen(str(connection.get("ip") or ""), str(connection.get("key") or ""))
+        self._control = self._listen()
 
     def _template(self, modules: "Sequence[str]") -> "WarmStarts | None":
         try:
@@ -150,7 +150,8 @@ class Supervisor:
         except OSError:  # no such program, or no process can be started
             return None
 
-    def _listen(self, address: str, key: str) -> "ControlPort | None":
+    def _listen(self) -> "ControlPort | None":
+        address, key = (str(self._file.content.get(name) or "") for name in ("ip", "key"))
         if not key:  # everybody could ask
             return None
         try:
@@ -167,10 +168,10 @@ class Supervisor:
         while True:
             self._pass_on_signals(readable)
             self._wait_for_ended()
-            self._look_at_templates(readable)
-            self._look_at_kernel(readable)
             for connection, message in self._control.asked(readable) if self._control else ():
                 self._answer(connection, message)
+            self._look_at_templates(readable)
+            self._look_at_kernel(readable)
             if self._is_over():
                 break
             readable = select.select(self._sockets(), [], [], self._wait())[0]
@@ -190,16 +191,13 @@ class Supervisor:
         kernel = self._kernel
         if self._killed_at is not None:
             return _LOOK_OFTEN
-        if kernel is None or kernel.status is not None:
-            return _LOOK_OFTEN if self._is_wanted and not self._is_importing() else _LOOK_SELDOM
-        if self._is_wanted or not (kernel.is_bound or kernel.sockets()):
+        if self._is_wanted or kernel is None or kernel.status is not None:
+            return _LOOK_OFTEN if self._fork is not None else _LOOK_SELDOM
+        if not (kernel.is_bound or kernel.sockets()):
             return _LOOK_OFTEN
         is_awaited = self._control is not None and self._control.awaits_somebody()
         is_soon = is_awaited or not kernel.is_bound or self._next is not None or self._lacks_template()
         return _LOOK_SELDOM if is_soon else _LOOK_RARELY
-
-    def _is_importing(self) -> bool:
-        return self._warm is not None and self._warm.is_importing
 
     def _is_over(self) -> bool:
         now = time.monotonic()
@@ -241,6 +239,8 @@ class Supervisor:
             for each in filter(None, (self._warm, self._next)):
                 if each.pid == found.si_pid:
                     each.note_end()
+            if self._fork is not None and self._fork.pid == found.si_pid:
+                self._fork = Fork(why="it has ended")
             if is_kernel:
                 self._note_end(-os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code))
 
@@ -260,39 +260,56 @@ class Supervisor:
 
     def _look_at_kernel(self, readable: "Sequence[Any]") -> None:
         kernel = self._kernel
+        if self._is_wanted:
+            self._prepare_next()
         if kernel is not None and kernel.status is None:
             was_bound = kernel.is_bound
-            kernel.look(readable, self._bound_at_once)
+            kernel.look(readable, self._ports)
             if kernel.is_bound and not was_bound:
                 self._reply({"start": kernel.start, "cold": kernel.cold})
-            if self._is_wanted:
-                kernel.signal(signal.SIGKILL)
-        elif self._is_wanted and not self._is_importing() and self._has_ports():
-            self._start()
+        elif self._is_wanted and self._fork is not None and self._has_ports():
+            self._start(self._fork)
+
+    def _prepare_next(self) -> None:
+        """Let the kernel end, and the next one be forked meanwhile, which does not begin before that."""
+        if self._kernel is not None:
+            self._kernel.signal(signal.SIGKILL)
+        if self._warm is None or (self._warm.why and not self._is_asked):
+            self._fork = self._fork or Fork()
+        elif not self._is_asked:
+            self._is_asked = True
+            self._warm.ask(self._argv)
+        else:
+            self._fork = self._fork or self._warm.forked()
 
     def _has_ports(self) -> bool:
         is_late = time.monotonic() > self._ended_at + _PORTS_FREE_WITHIN
-        return is_late or not listening(self._ports)
+        return is_late or self._ports.are_free()
 
     def _next_start(self) -> int:
         return 1 if self._kernel is None else self._kernel.start + 1
 
-    def _start(self) -> None:
-        self._is_wanted = False
+    def _start(self, fork: Fork) -> None:
+        """Let the kernel begin that was forked, or start one as a process."""
+        self._is_wanted = self._is_asked = False
+        self._fork = None
         start = self._next_start()
-        pid, channel, why = self._warm.fork(self._argv) if self._warm is not None else (0, None, "")
-        if not pid:
-            try:
-                process = subprocess.Popen(self._argv, env=self._environment, start_new_session=True)
-            except OSError as error:
-                print(f"gpu-pool: {self._argv[0]} could not be started: {error}", file=sys.stderr)
-                self._kernel = Kernel(0, start, None, why)
-                self._kernel.status, self._ended_at = 127, time.monotonic()
-                self._reply({"failed": f"it could not be started: {error}"})
-                return
-            pid = process.pid
-            process.returncode = 0  # all children are waited for here
-        self._kernel = Kernel(pid, start, channel, why)
+        self._file.restore()
+        if fork.channel is not None:
+            with contextlib.suppress(OSError):  # it has ended, and is waited for
+                fork.channel.send(b"1")
+            self._kernel = Kernel(fork.pid, start, fork.channel, "")
+            return
+        try:
+            process = subprocess.Popen(self._argv, env=self._environment, start_new_session=True)
+        except OSError as error:
+            print(f"gpu-pool: {self._argv[0]} could not be started: {error}", file=sys.stderr)
+            self._kernel = Kernel(0, start, None, "")
+            self._kernel.status, self._ended_at = 127, time.monotonic()
+            self._reply({"failed": f"it could not be started: {error}"})
+            return
+        process.returncode = 0  # all children are waited for here
+        self._kernel = Kernel(process.pid, start, None, fork.why)
 
     def _reply(self, content: "dict[str, Any]") -> None:
         for connection, number in self._asked:
@@ -364,21 +381,53 @@ class Supervisor:
         return is_quiet or now > kernel.began_at + _PAUSES_WITHIN
 
 
-def listening(ports: "frozenset[int]") -> "frozenset[int] | None":
-    """Return at which of these ports somebody listens; None where the system does not say."""
-    found = set()  # type: set[int]
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/self/net/{name}", "rb") as file:
-                lines = file.read().splitlines()[1:]
-        except OSError:
-            if name == "tcp":
-                return None
-            continue
-        # proc_pid_net(5): the second word is the address and the port, and 0A the state of one that listens.
-        words = (line.split(None, 4) for line in lines)
-        found.update(int(each[1].rpartition(b":")[2], 16) for each in words if each[3] == b"0A")
-    return ports & found
+class ConnectionFile:
+    """The connection file, which a kernel that ends in good order removes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._text = self._path.read_text()
+        self.content = json.loads(self._text)  # type: dict[str, Any]
+
+    def restore(self) -> None:
+        """Write it again where it is missing, for this user alone: a kernel would listen anywhere else."""
+        with contextlib.suppress(OSError):  # it is there, mostly
+            descriptor = os.open(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w") as file:
+                file.write(self._text)
+
+
+class Ports:
+    """The ports of a kernel, as its connection file has them."""
+
+    def __init__(self, connection: "Mapping[str, Any]") -> None:
+        self._ip = str(connection.get("ip") or "0.0.0.0")  # noqa: S104 - a pod's
+        is_tcp = connection.get("transport", "tcp") == "tcp"
+        found = {
+            name: int(number) for name, number in connection.items() if name.endswith("_port") and is_tcp
+        }
+        self._all = list(found.values())
+        #: Some kernels open the one for what is typed later, when they are asked nothing.
+        self._at_once = [number for name, number in found.items() if name != "stdin_port"]
+
+    def are_free(self) -> bool:
+        """Whether nobody listens at any of them."""
+        return not any(map(self._is_taken, self._all))
+
+    def are_bound(self) -> bool:
+        """Whether somebody listens at all that a kernel opens when it starts."""
+        return all(map(self._is_taken, self._at_once))
+
+    def _is_taken(self, port: int) -> bool:
+        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # Then only who listens is in the way, and it is in nobody's.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._ip, port))
+            except OSError as error:
+                return error.errno == errno.EADDRINUSE
+        return False
 
 
 def memory_kills() -> int:
@@ -418,6 +467,5 @@ def main() -> None:
     settings, argv = parser.parse_args(words[:place]), words[place + 1 :]
     if not argv:
         parser.error("after -- the kernel's command is missing")
-    connection = json.loads(Path(settings.connection).read_text())
     preload = list(filter(None, settings.preload.split(",")))
-    sys.exit(Supervisor(argv, preload, connection, settings).run())
+    sys.exit(Supervisor(argv, preload, settings).run())

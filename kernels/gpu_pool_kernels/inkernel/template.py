@@ -8,7 +8,8 @@ an open socket (``AF_UNIX``, ``SOCK_SEQPACKET``) by which the server asks; each 
 
     → {"ready": [MODULE, ...]}              once everything is imported; or {"failed": why}; or at once
                                             {"short": true} where memory is, and then it ends
-    ← {"argv", "env", "cwd"} with the descriptors of a channel and of three standard streams
+    ← {"argv", "env", "cwd"} with the descriptors of a channel and of three standard streams; the first may
+                                            come before all others: then it waits for no preloaded module
     → {"heard": true}                       at once: what follows may take a moment
     → {"pid": 123}                          of a kernel that waits for one byte on the channel
     → {"cold": "why no kernel was forked"}
@@ -101,16 +102,17 @@ class Template:
         self.given = _given_variables()
         self.given.pop(PLACE, None)
         os.environ.pop(PLACE, None)
-        #: Those that were set otherwise since, by Python itself (site) or by modules; None if removed.
-        self.variables = {}  # type: dict[str, str | None]
 
-    def prepare(self) -> "dict[str, str]":
-        """Import everything; return what could not be imported, with the error's words."""
+    def import_kernel(self) -> None:
+        """Import what every kernel does. Raises ``ImportError``."""
         for name in KERNEL_MODULES:
             importlib.import_module(name)
         for name in OPTIONAL_MODULES:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+
+    def prepare(self) -> "dict[str, str]":
+        """Import what is preloaded; return what could not be imported, with the error's words."""
         before = top_levels()
         failed = {}
         with prepared(), self.seeds.noting(), self.state.noting_files():
@@ -120,9 +122,6 @@ class Template:
                 except BaseException as error:  # noqa: BLE001 - SystemExit of a program, too
                     failed[name] = f"{type(error).__name__}: {error!s:.200}"
                 self.first_seen.note(name, self._left)
-        names = {*self.given, *os.environ}
-        now = {name: os.environ.get(name) for name in names}
-        self.variables = {name: value for name, value in now.items() if self.given.get(name) != value}
         self.preloaded = top_levels() - before
         self.files = ImportedFiles()
         # Now, since the collector does not tell of what is frozen.
@@ -146,6 +145,17 @@ class Template:
         _send(self.control, {"failed": why} if why else {"ready": self.modules})
         return not why
 
+    def serve_first(self) -> "list[str] | None":
+        """Answer a question that is there already: its kernel does not wait for what is preloaded.
+
+        Returns twice, as :meth:`serve`.
+        """
+        if select.select([self.control], [], [], 0)[0]:
+            content, descriptors = _receive(self.control)
+            if content:
+                return self._answer(json.loads(content), descriptors)[0]
+        return None
+
     def serve(self) -> "list[str] | None":
         """Answer the server until it has nothing more to ask.
 
@@ -155,19 +165,23 @@ class Template:
             content, descriptors = self._next()
             if not content:
                 return None
-            _send(self.control, {"heard": True})
-            wanted = json.loads(content)
-            outdated = self.doubt(descriptors) or self._outdated()
-            doubt = outdated or self._hidden(wanted["cwd"]) or self._unshowable(wanted["env"])
-            if doubt is not None:
-                _send(self.control, {"cold": doubt})
-            elif self.fork():
-                self.become_kernel(wanted, descriptors)
-                return list(wanted["argv"])
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if outdated:
-                return None
+            argv, is_outdated = self._answer(json.loads(content), descriptors)
+            if argv is not None or is_outdated:
+                return argv
+
+    def _answer(self, wanted: "dict[str, Any]", descriptors: "list[int]") -> "tuple[list[str] | None, bool]":
+        """Answer a question; return the command in the kernel, and whether this template is of no use now."""
+        _send(self.control, {"heard": True})
+        outdated = self.doubt(descriptors) or self._outdated()
+        doubt = outdated or self._hidden(wanted["cwd"]) or self._unshowable(wanted["env"])
+        if doubt is not None:
+            _send(self.control, {"cold": doubt})
+        elif self.fork():
+            self.become_kernel(wanted, descriptors)
+            return list(wanted["argv"]), False
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None, outdated is not None
 
     def _next(self) -> "tuple[bytes, list[int]]":
         """Wait for a question; return nothing once this template is to end."""
@@ -335,16 +349,19 @@ class Template:
             ctypes.memmove(place[0], self._shown(wanted["env"]).ljust(place[1], b"-"), place[1])
         if wanted["cwd"] is not None:
             os.chdir(wanted["cwd"])
+        # Pages are shared for as long as the collector does not touch them.
+        gc.freeze()
         draw_anew(self.generators)
         show_command(wanted["argv"])
         tell_when_bound(channel)
 
     def set_variables(self, wanted: "dict[str, str]") -> None:
         """Let the environment be what it would be had everything been imported in it."""
+        # Those that Python itself (site) or modules have set otherwise; None if removed.
+        now = {name: os.environ.get(name) for name in {*self.given, *os.environ}}
+        own = {name: value for name, value in now.items() if self.given.get(name) != value}
         # Who has changed a variable here would have changed it there, if it was the same.
-        changed = {
-            name: value for name, value in self.variables.items() if wanted.get(name) == self.given.get(name)
-        }
+        changed = {name: value for name, value in own.items() if wanted.get(name) == self.given.get(name)}
         os.environ.clear()
         os.environ.update({n: v for n, v in {**wanted, **changed}.items() if v is not None})
 
@@ -491,8 +508,11 @@ def main() -> None:
     if free_memory.is_short():
         _send(template.control, {"short": True})
         return
-    failed = template.prepare()
-    argv = template.serve() if template.tell(failed) else None
+    template.import_kernel()
+    argv = template.serve_first()
+    if argv is None:
+        failed = template.prepare()
+        argv = template.serve() if template.tell(failed) else None
     if argv is None:
         # What modules do at the end of a process is up to the kernels: they may still use it.
         os._exit(0)

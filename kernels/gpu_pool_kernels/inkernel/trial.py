@@ -36,6 +36,7 @@ def main() -> None:
     template.end_with_server()
     tried = Trial(int(control), list(filter(None, modules.split(","))), 0.0)
     with EveryImport(tried.after_import).watched():
+        tried.import_kernel()
         failed = tried.prepare()
     tried.tell(failed)
     os._exit(0)

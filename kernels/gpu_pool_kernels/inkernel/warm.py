@@ -19,7 +19,7 @@ from .commands import PLACE, template_argv
 #: Bytes in which a kernel's own variables are shown: all are the template's as well.
 _PLACE_FOR = 64
 #: Seconds in which a template must say that it has heard, and then that it has forked.
-_HEARS_WITHIN, _FORKS_WITHIN = 2.0, 5.0
+_HEARS_WITHIN, _FORKS_WITHIN = 5.0, 5.0
 #: Seconds for which it may import.
 _IMPORTS_WITHIN = 300.0
 #: Seconds without a question after which it would end: never.
@@ -32,7 +32,7 @@ class Fork(NamedTuple):
 
     #: The kernel's process; 0 if none was forked.
     pid: int = 0
-    #: One byte comes by it once the kernel has bound its ports.
+    #: One byte says by it that the kernel may begin, and one comes once it has bound its ports.
     channel: "socket.socket | None" = None
     #: Why none was forked.
     why: str = ""
@@ -57,16 +57,22 @@ class WarmStarts:
                 start_new_session=True,
             )
         process.returncode = 0  # its end is waited for by who waits for all children
+        self._control.setblocking(False)
         self.pid = process.pid
         self.modules = tuple(modules)
         self._environment = dict(environment)
-        self._give_up_at = time.monotonic() + _IMPORTS_WITHIN
         self.is_importing = True
         #: Whether what it has imported keeps kernels from being forked.
         self.is_refused = False
         self._has_ended = False
         #: Why nothing is forked from it; empty as long as that may be.
         self.why = ""
+        #: The channel of the kernel that it was asked for, and when it must have said something.
+        self._channel = None  # type: socket.socket | None
+        self._give_up_at = time.monotonic() + _IMPORTS_WITHIN
+        self._fork = None  # type: Fork | None
+        #: Whether it has: what it still imports after its first kernel takes a moment.
+        self._has_answered = False
 
     @property
     def is_ready(self) -> bool:
@@ -77,55 +83,68 @@ class WarmStarts:
         """Return what is to be read once there is something."""
         return [self._control] if not self.why else []
 
-    def look(self, readable: "Any") -> None:
-        """Take note of what it has told."""
-        if self._control in readable and not self.why:
-            told = self._told(0.0)
-            self._note(told, str(told.get("failed", "it has ended")))
-        elif self.is_importing and time.monotonic() > self._give_up_at:
-            self._note({}, "its imports take too long")
+    def ask(self, argv: "Sequence[str]") -> None:
+        """Ask for a kernel, which has this process' standard streams; :meth:`forked` returns what came of it.
 
-    def _note(self, told: "Mapping[str, Any]", why: str) -> None:
-        """Take note of what has come of its imports; end it unless it is ready."""
-        self.is_refused = self.is_importing and not {"ready", "short"} & set(told)
-        self.is_importing = False
-        if "ready" not in told:
-            self.end("memory is short" if "short" in told else why)
-
-    def fork(self, argv: "Sequence[str]") -> Fork:
-        """Ask for a kernel, which has this process' standard streams."""
-        ours, theirs = socket.socketpair()
+        It may still import.
+        """
+        self._channel, theirs = socket.socketpair()
         with theirs:
             content = json.dumps({"argv": list(argv), "env": self._environment, "cwd": None}).encode()
             passed = array.array("i", [theirs.fileno(), 0, 1, 2])
-            try:
+            with contextlib.suppress(OSError):  # it has ended, which is noticed where it is looked at
                 self._control.sendmsg([content], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-            except OSError:
-                told = {}  # type: dict[str, Any]
-            else:
-                told = self._told(_HEARS_WITHIN)
-                told = self._told(_FORKS_WITHIN) if "heard" in told else told
-        if "pid" in told:
-            ours.sendall(b"1")
-            return Fork(int(told["pid"]), ours)
-        ours.close()
-        if "cold" not in told:
-            # Whatever it still forks finds that nobody wants it, and ends.
-            self.end("its template did not answer")
-        return Fork(why=str(told.get("cold", self.why)))
+        if self._has_answered:
+            self._give_up_at = time.monotonic() + _HEARS_WITHIN
 
-    def _told(self, within: float) -> "dict[str, Any]":
-        self._control.settimeout(within)
-        try:
-            content = self._control.recv(_MAX_MESSAGE)
-        except OSError:
-            return {}
-        return dict(json.loads(content)) if content else {}
+    def forked(self) -> "Fork | None":
+        """Return what came of the question, once; None as long as that is not known."""
+        found, self._fork = self._fork, None
+        return found
+
+    def look(self, readable: "Any") -> None:
+        """Take note of what it has told."""
+        while self._control in readable and not self.why:
+            try:
+                content = self._control.recv(_MAX_MESSAGE)
+            except BlockingIOError:
+                break
+            except OSError:
+                content = b""
+            self._note(json.loads(content) if content else {})
+        if (self.is_importing or self._channel is not None) and time.monotonic() > self._give_up_at:
+            self._give_up("it does not answer")
+
+    def _note(self, told: "Mapping[str, Any]") -> None:
+        self._has_answered = True
+        if "heard" in told:
+            self._give_up_at = max(self._give_up_at, time.monotonic() + _FORKS_WITHIN)
+        elif "pid" in told:
+            self._fork, self._channel = Fork(int(told["pid"]), self._channel), None
+        elif "cold" in told:
+            self._drop_question(str(told["cold"]))
+        elif "ready" in told:
+            self.is_importing = False
+        elif "short" in told:
+            self.end("memory is short")
+        else:
+            self._give_up(str(told.get("failed", "it has ended")))
+
+    def _give_up(self, why: str) -> None:
+        self.is_refused = self.is_importing
+        self.end(why)
+
+    def _drop_question(self, why: str) -> None:
+        if self._channel is not None:
+            # Whatever is still forked finds that nobody wants it, and ends.
+            self._channel.close()
+            self._fork, self._channel = Fork(why=why), None
 
     def end(self, why: str) -> None:
         """End it. The kernels that it has forked go on. May be repeated."""
         self.is_importing = False
         self.why = self.why or why
+        self._drop_question(self.why)
         self._control.close()
         if not self._has_ended:
             with contextlib.suppress(ProcessLookupError):
