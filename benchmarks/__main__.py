@@ -33,6 +33,7 @@ NAMES = (
     "queues",
     "kernel_proxy",
     "pods",
+    "supervised",
     "journey",
     "pod_starts",
     "cluster",

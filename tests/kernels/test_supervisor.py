@@ -29,8 +29,9 @@ async def until_gone(pid: int) -> None:
     await eventually(is_gone)
 
 
-async def test_a_kernel_is_restarted_in_place(tmp_path: Path) -> None:
-    async with supervised(tmp_path) as pod:
+@pytest.mark.parametrize("isolated", [False, True])
+async def test_a_kernel_is_restarted_in_place(tmp_path: Path, isolated: bool) -> None:
+    async with supervised(tmp_path, isolated=isolated) as pod:
         control = await pod.connect()
         await pod.asked("x = 1")
         pids = [await pod.pid()]
@@ -48,7 +49,7 @@ async def test_one_that_was_shut_down_in_good_order_is_found_where_it_was(tmp_pa
     async with supervised(tmp_path) as pod:
         control = await pod.connect()
         client = AsyncKernelClient()
-        client.load_connection_file(pod.connection_file)
+        client.load_connection_info(pod.connection)
         client.start_channels(stdin=False, hb=False, iopub=False)
         await client.kernel_info(reply=True, timeout=120)
         client.shutdown(restart=True)

@@ -65,6 +65,8 @@ class Supervised:
     process: subprocess.Popen[bytes]
     port: int
     connection_file: str
+    #: What the file says: a kernel writes it anew when it starts.
+    connection: dict[str, Any]
     log: Path
     connections: list[SupervisorConnection] = field(default_factory=list)
 
@@ -83,7 +85,7 @@ class Supervised:
     async def asked(self, code: str, *, reply: bool = True, **options: Any) -> dict[str, Any]:
         """Submit a cell, with a client of its own; return the content of the reply, if there is to be one."""
         client = AsyncKernelClient()
-        client.load_connection_file(self.connection_file)
+        client.load_connection_info(self.connection)
         client.start_channels(stdin=False, hb=False)
         try:
             if not reply:
@@ -124,18 +126,22 @@ def start(
     python: str,
     environment: Mapping[str, str],
     *,
-    encrypts: bool,
+    encrypts: bool = True,
+    isolated: bool = False,
 ) -> Supervised:
-    """Start one, with what lies in a folder as it does in a pod, and nothing else of ours."""
+    """Start one, with what lies in a folder as it does in a pod, and nothing else of ours.
+
+    An ``isolated`` one is not started as its kernel is, so that it starts another Python for the template.
+    """
     files, port = folder / "supervisor", free_port()
     files.mkdir()
     for name, content in supervisor_files().items():
         (files / name).write_text(content)
     ports = {name: free_port() for name in port_names}
     file, _ = write_connection_file(str(folder / "connection.json"), ip="127.0.0.1", key=KEY, **ports)
+    connection = json.loads(Path(file).read_text())
     if encrypts:
         public, secret = (each.decode() for each in zmq.curve_keypair())
-        connection = json.loads(Path(file).read_text())
         connection |= {"curve_publickey": public, "curve_secretkey": secret}
         Path(file).write_text(json.dumps(connection))
     words = kernel_command([word.format(connection_file=file) for word in argv], installed=True)
@@ -143,7 +149,8 @@ def start(
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *(python, "-I", "-S", str(files / "launch.py"), "supervisor", "--connection", file),
+                *([python, "-I", "-S"] if isolated else ["python3", "-Xfrozen_modules=off"]),
+                *(str(files / "launch.py"), "supervisor", "--connection", file),
                 *("--port", str(port), *options, "--", *words),
             ],
             env={**os.environ, "PATH": path, "IPYTHONDIR": str(folder / "ipython"), **environment},
@@ -152,7 +159,7 @@ def start(
             stdout=log,
             stderr=log,
         )
-    return Supervised(process, port, file, folder / "log")
+    return Supervised(process, port, file, connection, folder / "log")
 
 
 @asynccontextmanager
@@ -162,10 +169,11 @@ async def supervised(
     argv: Sequence[str] = IPYKERNEL,
     python: str = sys.executable,
     encrypts: bool = True,
+    isolated: bool = False,
     **environment: str,
 ) -> AsyncIterator[Supervised]:
     """Supervise a kernel; nothing of it is left afterwards."""
-    made = start(folder, options, argv, python, environment, encrypts=encrypts)
+    made = start(folder, options, argv, python, environment, encrypts=encrypts, isolated=isolated)
     try:
         yield made
     finally:

@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import ctypes
 import errno
+import importlib
 import json
 import os
 import select
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 
 from . import free_memory
-from .commands import launched
+from .commands import launched, module_option
 from .control import Connection, ControlPort
 from .warm import Fork, WarmStarts
 
@@ -112,16 +113,16 @@ class Supervisor:
         argv: "Sequence[str]",
         preload: "Sequence[str]",
         settings: argparse.Namespace,
+        environment: "Mapping[str, str]",
+        warm: "WarmStarts | None",
     ) -> None:
+        """Supervise a kernel with this command, of which there may be a template already."""
         self._settings = settings
         self._file = ConnectionFile(settings.connection)
         self._argv = launched(list(argv))
         self._is_python = self._argv != list(argv)
         self._preload = tuple(preload)
-        self._environment = dict(os.environ)
-        if os.getpid() != 1:
-            # As on one machine it ends with its parent, and says nothing to a terminal that is not there.
-            self._environment["JPY_PARENT_PID"] = str(os.getpid())
+        self._environment = dict(environment)
         self._ports = Ports(self._file.content)
         self._ended_at = float("-inf")
         self._killed_at = None  # type: float | None
@@ -137,7 +138,7 @@ class Supervisor:
         self._seen = None  # type: tuple[float, float] | None
         self._woken = _wake_at_signals()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._warm = self._template(()) if self._is_python else None
+        self._warm = warm or (self._template(()) if self._is_python else None)
         #: One that imports what is preloaded, or anew, while the other may still be of use; and for the how
         #: manieth kernel one was begun.
         self._next = None  # type: WarmStarts | None
@@ -146,7 +147,7 @@ class Supervisor:
 
     def _template(self, modules: "Sequence[str]") -> "WarmStarts | None":
         try:
-            return WarmStarts(self._argv, modules, self._environment)
+            return WarmStarts.start(self._argv, modules, self._environment)
         except OSError:  # no such program, or no process can be started
             return None
 
@@ -452,6 +453,13 @@ def _wake_at_signals() -> int:
     return reading
 
 
+def is_same_python(argv: "Sequence[str]") -> bool:
+    """Whether a kernel's command starts this Python, with the options with which it was started itself."""
+    position = module_option(argv)
+    words = os.fsdecode(Path("/proc/self/cmdline").read_bytes()).split("\0")
+    return position is not None and list(argv[:position]) == words[: words.index(sys.argv[0])]
+
+
 def main() -> None:
     """Supervise the kernel that the command line names."""
     parser = argparse.ArgumentParser(
@@ -468,4 +476,13 @@ def main() -> None:
     if not argv:
         parser.error("after -- the kernel's command is missing")
     preload = list(filter(None, settings.preload.split(",")))
-    sys.exit(Supervisor(argv, preload, settings).run())
+    environment, warm = dict(os.environ), None
+    if os.getpid() != 1:
+        # As on one machine it ends with its parent, and says nothing to a terminal that is not there.
+        environment["JPY_PARENT_PID"] = str(os.getpid())
+    if is_same_python(argv):
+        warm = WarmStarts.fork(launched(argv), environment)
+        if warm is None:
+            importlib.import_module(__package__ + ".template").main()
+            return
+    sys.exit(Supervisor(argv, preload, settings, environment, warm).run())

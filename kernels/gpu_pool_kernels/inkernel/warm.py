@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from typing import Any, Mapping, NamedTuple, Sequence  # noqa: UP035 - for Python 3.8
 
@@ -42,23 +43,12 @@ class WarmStarts:
     """A process from which the kernels of one command are forked."""
 
     def __init__(
-        self, argv: "Sequence[str]", modules: "Sequence[str]", environment: "Mapping[str, str]"
+        self, pid: int, control: socket.socket, modules: "Sequence[str]", environment: "Mapping[str, str]"
     ) -> None:
-        """Start it; ``argv`` is the kernels' command as :func:`commands.launched` returns it."""
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        made = template_argv(list(argv), modules, theirs.fileno(), _IDLE)
-        assert made is not None
-        with theirs:
-            process = subprocess.Popen(
-                made[1],
-                env={PLACE: "-" * _PLACE_FOR, **environment},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        process.returncode = 0  # its end is waited for by who waits for all children
+        """Ask this process by this socket; its kernels have this environment."""
+        self._control = control
         self._control.setblocking(False)
-        self.pid = process.pid
+        self.pid = pid
         self.modules = tuple(modules)
         self._environment = dict(environment)
         self.is_importing = True
@@ -73,6 +63,51 @@ class WarmStarts:
         self._fork = None  # type: Fork | None
         #: Whether it has: what it still imports after its first kernel takes a moment.
         self._has_answered = False
+
+    @classmethod
+    def start(
+        cls, argv: "Sequence[str]", modules: "Sequence[str]", environment: "Mapping[str, str]"
+    ) -> "WarmStarts":
+        """Start one; ``argv`` is the kernels' command as :func:`commands.launched` returns it.
+
+        Raises ``OSError``.
+        """
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made = template_argv(list(argv), modules, theirs.fileno(), _IDLE)
+        assert made is not None
+        with theirs:
+            process = subprocess.Popen(
+                made[1],
+                env={PLACE: "-" * _PLACE_FOR, **environment},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        process.returncode = 0  # its end is waited for by who waits for all children
+        return cls(process.pid, control, modules, environment)
+
+    @classmethod
+    def fork(cls, argv: "Sequence[str]", environment: "Mapping[str, str]") -> "WarmStarts | None":
+        """Fork one of this process, which must be as Python has started it; in the template return None.
+
+        That spares the start of another Python, and the imports of what both need.
+        """
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made = template_argv(list(argv), (), theirs.fileno(), _IDLE)
+        assert made is not None
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return cls(pid, control, (), environment)
+        control.close()
+        theirs.detach()
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.environ.update(environment)
+        sys.argv[:] = made[1][len(made[0]) :]
+        return None
 
     @property
     def is_ready(self) -> bool:
