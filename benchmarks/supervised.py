@@ -91,6 +91,7 @@ async def one(python: str, library: Library, times: Times) -> None:
         control = await pod.connect()
         if library.modules:
             await _preloaded(pod)
+        await control.restart(within=CELL_WITHIN)  # one that comes at once waits for the template
         began = time.perf_counter()
         await control.restart(within=CELL_WITHIN)
         await replied(pod, library.cell)
