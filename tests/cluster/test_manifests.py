@@ -212,6 +212,57 @@ def test_a_kernel_is_started_with_a_copy_that_only_it_can_read(tmp_path: Path) -
     assert modes == [0o600, 0o644]
 
 
+FILES = {"launch.py": "import sys\nprint('supervised', *sys.argv[1:])\n"}
+
+
+def test_a_supervisor_is_mounted_for_all_to_read_where_there_is_one() -> None:
+    made = manifests.supervisor(FILES, "gpu-pool")
+    assert (made["data"], made["immutable"]) == (FILES, True)
+    other = manifests.supervisor({"launch.py": ""}, "gpu-pool")
+    assert made["metadata"]["name"] != other["metadata"]["name"]
+    assert "gpu-pool-supervisor-" in made["metadata"]["name"]
+    found = pod(replace(order(), supervisor=made))["spec"]
+    # A pod whose ConfigMap somebody has deleted starts its kernel all the same.
+    assert {"name": made["metadata"]["name"], "optional": True} in [
+        each.get("configMap") for each in found["volumes"]
+    ]
+    mount = {"name": "supervisor", "mountPath": "/run/gpu-pool-supervisor", "readOnly": True}
+    assert mount in found["containers"][0]["volumeMounts"]
+    assert mount["name"] not in [each["name"] for each in pod(order())["spec"]["volumes"]]
+
+
+@pytest.mark.parametrize(
+    ("is_there", "path", "said"),
+    [
+        (True, "", "supervised supervisor --connection {} -- echo a  b {}"),
+        (False, "", "a  b {}"),
+        (True, "/nowhere", "a  b {}"),
+    ],
+)
+def test_a_kernel_runs_below_the_supervisor_where_that_and_a_python_are_there(
+    tmp_path: Path, is_there: bool, path: str, said: str
+) -> None:
+    (tmp_path / "gpu-pool-secret").mkdir()
+    (tmp_path / "gpu-pool-secret/connection.json").write_text("keys")
+    (tmp_path / "gpu-pool").mkdir()
+    if is_there:
+        (tmp_path / "gpu-pool-supervisor").mkdir()
+        (tmp_path / "gpu-pool-supervisor/launch.py").write_text(FILES["launch.py"])
+    order_ = replace(
+        order("echo", "a  b", "{connection_file}"), supervisor=manifests.supervisor(FILES, "gpu-pool")
+    )
+    made = container(order_)
+    words = [word.replace("/run/", f"{tmp_path}/") for word in (*made["command"], *made["args"])]
+    if path:  # an image with a shell and no Python
+        words[2] = f"PATH={tmp_path / 'bin'}; {words[2]}"
+        (tmp_path / "bin").mkdir()
+        for name in ("cat", "echo"):
+            (tmp_path / "bin" / name).symlink_to(f"/bin/{name}")
+    done = subprocess.run(words, capture_output=True, text=True)
+    file = tmp_path / "gpu-pool/connection.json"
+    assert (done.stdout, done.stderr) == (f"{said.format(file, file)}\n", "")
+
+
 def test_a_kernel_does_not_wait_long_for_a_machine_that_is_lost() -> None:
     body = replace(BODY, tolerations=("lab",), lost_after=30)
     *_, lab, not_ready, unreachable = pod(order(body=body))["spec"]["tolerations"]

@@ -26,7 +26,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.clusters import hami
-from support.fake_kubernetes import FakeKubernetes
+from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import (
     backend_of,
     claim,
@@ -161,6 +161,36 @@ async def test_steady_state_lists_nothing_and_a_grant_writes_two_objects(
     await pool.release(lease)
     await until(lambda: fake.asked("DELETE", "pods") == 1)
     assert (fake.asked("LIST", "pods"), fake.asked("LIST", "nodes")) == lists
+
+
+async def test_the_supervisor_of_kernels_is_created_once(
+    pool: GpuPool, fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    del pool
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    async with cluster_pool(tmp_path / "other.db", config, "hub", supervisor={"launch.py": "1"}) as other:
+        for _ in range(2):
+            lease = await start(other, fake)
+        assert fake.asked("POST", "configmaps") == 1
+        (name,) = fake.named("configmaps")
+        assert fake.get("configmaps", name)["data"] == {"launch.py": "1"}
+        volumes = fake.get("pods", f"gpu-pool-{lease}-1")["spec"]["volumes"]
+        assert volumes[-1]["configMap"]["name"] == name
+
+
+async def test_a_kernel_starts_where_the_service_may_not_create_its_supervisor(
+    pool: GpuPool, fake: FakeKubernetes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    del pool
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    forbidden = trouble(403, "Forbidden", "you may not")
+    fake.before_write = lambda _, kind: forbidden if kind == "configmaps" else None
+    async with cluster_pool(tmp_path / "other.db", config, "hub", supervisor={"launch.py": "1"}) as other:
+        await start(other, fake)
+        fake.before_write = lambda *_: None
+        await start(other, fake)
+    assert caplog.text.count("Kernels in pods are not restarted in place: ") == 1
+    assert fake.asked("POST", "configmaps") == 1
 
 
 async def test_a_kernel_gets_the_very_gpu_of_its_lease(pool: GpuPool, fake: FakeKubernetes) -> None:

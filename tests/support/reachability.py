@@ -18,7 +18,7 @@ from support.control_plane import Cluster
 from support.namespaces import Machine
 
 #: Of the Hub, its proxy (for browsers and for the Hub), servers and the service, kernels; and one of nobody.
-PORTS = (8081, 8000, 8001, 8888, 9751, 9755, 9756)
+PORTS = (8081, 8000, 8001, 8888, 9749, 9750, 9755, 9756)
 #: As KubeSpawner and the Hub's chart call them: their policies use these names.
 _NAMES = {"hub": {8081: "http"}, "proxy": {8000: "http", 8001: "api"}}
 _SERVER = {8888: "notebook-port"}

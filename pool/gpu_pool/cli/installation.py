@@ -34,6 +34,7 @@ RIGHTS: Final = (
     ("list watch", "node.k8s.io", "runtimeclasses", True),
     ("create delete get", "", "pods", False),
     ("create", "", "secrets", False),
+    ("create", "", "configmaps", False),
     ("list", "", "events", False),
     ("get", "", "persistentvolumeclaims", False),
 )
@@ -176,7 +177,7 @@ class _Installation:
         return Check("rights", "ok", f"the service account {safe(account)} has all {len(asked)}")
 
     async def _admission(self, pod: Mapping[str, Any]) -> Check:
-        """Look whether a policy keeps the service to pods and Secrets such as it makes."""
+        """Look whether a policy keeps the service to such pods, Secrets and ConfigMaps as it makes."""
         account = f"system:serviceaccount:{self._namespace}:{pod.get('serviceAccountName') or 'default'}"
         group = "/apis/admissionregistration.k8s.io/v1"
         try:
@@ -197,15 +198,19 @@ class _Installation:
             for rule in each["spec"].get("matchConstraints", {}).get("resourceRules", ())
             for resource in rule.get("resources", ())
         }
-        missing = [each for each in ("pods", "secrets") if each not in kept]
+        missing = [each for each in ("pods", "secrets", "configmaps") if each not in kept]
         if missing:
+            does = "decides what runs in kernels' pods"
+            does = does if missing == ["configmaps"] else "reads every Secret of its namespaces"
             words = (
                 f"no admission policy keeps the service to {' and '.join(missing)} such as it makes itself: "
-                "whoever takes it over reads every Secret of its namespaces"
+                f"whoever takes it over {does}"
             )
             return Check("admission", "note", words, _APPLY)
         return Check(
-            "admission", "ok", "the service may create pods and Secrets such as it makes, and no others"
+            "admission",
+            "ok",
+            "the service may create what it makes, and no other pods, Secrets and ConfigMaps",
         )
 
     async def _hub(self) -> Check:

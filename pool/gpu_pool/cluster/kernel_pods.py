@@ -34,7 +34,7 @@ from gpu_pool.cluster.pod_states import (
 )
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.cluster.view import ClusterView
-from gpu_pool_client import Failure, GpuPoolError, KernelPod, Place, PodPhase
+from gpu_pool_client import Failure, GpuPoolError, KernelPod, NotAllowed, Place, PodPhase
 
 #: Kernels that are being handed to the API server at the same time; the others wait here.
 _AT_ONCE: Final = 16
@@ -74,7 +74,8 @@ class KernelPods:
         self._taken: set[str] = set()
         #: Leases that are being ended since the cluster took their pods.
         self._ending: dict[str, PodTaken] = {}
-        self._templates: set[tuple[str, str]] = set()
+        #: What pods need beside them and was created, or refused, by path and name: it is asked for once.
+        self._created: set[tuple[str, str]] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         #: Leases whose pods the pool has ended, so that nobody takes their absence for a loss.
         self._ended_leases: set[str] = set()
@@ -150,7 +151,10 @@ class KernelPods:
     async def _create(self, request: KernelPodRequest) -> Manifest:
         namespace = request.notebook.namespace
         for template in request.parts.claim_templates:
-            await self._create_template(namespace, template)
+            path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates"
+            await self._create_once(path, template)
+        if request.supervisor is not None:
+            await self._create_supervisor(path_of(namespace, "configmaps"), request.supervisor)
         names = [pod["metadata"]["name"] for pod in self._view.own.of(request.lease.id)]
         while True:
             name = manifests.next_name(request.lease.id, names)
@@ -164,12 +168,22 @@ class KernelPods:
                 return found
             names.append(name)
 
-    async def _create_template(self, namespace: str, template: Manifest) -> None:
-        known = namespace, str(template["metadata"]["name"])
-        if known not in self._templates:
-            path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates"
-            await self._writer.create(path, template)
-            self._templates.add(known)
+    async def _create_supervisor(self, path: str, supervisor: Manifest) -> None:
+        """Create the ConfigMap that pods mount if it is there: without it kernels run, too."""
+        try:
+            await self._create_once(path, supervisor)
+        except NotAllowed:
+            self._created.add((path, str(supervisor["metadata"]["name"])))
+            self._log.warning(
+                "Kernels in pods are not restarted in place: the service may not create ConfigMaps. "
+                "Give it the rights of examples/kubernetes/service/rbac.yaml"
+            )
+
+    async def _create_once(self, path: str, made: Manifest) -> None:
+        known = path, str(made["metadata"]["name"])
+        if known not in self._created:
+            await self._writer.create(path, made)
+            self._created.add(known)
 
     # -- Ending ------------------------------------------------------------
 

@@ -38,8 +38,17 @@ CONNECTION_FOLDER: Final = "/run/gpu-pool"
 CONNECTION_FILE: Final = f"{CONNECTION_FOLDER}/connection.json"
 #: Where its Secret is mounted, which nobody can write.
 MOUNTED_FOLDER: Final = "/run/gpu-pool-secret"
+#: Where what starts the kernel, and starts it again in the same pod, is mounted.
+SUPERVISOR_FOLDER: Final = "/run/gpu-pool-supervisor"
+_SUPERVISOR: Final = f"{SUPERVISOR_FOLDER}/launch.py"
 #: Runs a command (its arguments) once the connection file is where it can be written, by this user alone.
-_START: Final = f'(umask 077 && cat {MOUNTED_FOLDER}/connection.json > {CONNECTION_FILE}) && exec "$@"'
+_START: Final = f"(umask 077 && cat {MOUNTED_FOLDER}/connection.json > {CONNECTION_FILE}) && "
+_ALONE: Final = 'exec "$@"'
+#: The same below the supervisor, where the image has a Python and the ConfigMap was there.
+_SUPERVISED: Final = (
+    f"if [ -r {_SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; "
+    f'then exec python3 {_SUPERVISOR} supervisor --connection {CONNECTION_FILE} -- "$@"; else {_ALONE}; fi'
+)
 
 _PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _TEXTS: Final = ("key", "signature_scheme")
@@ -104,6 +113,8 @@ class KernelPodRequest:
     queue: str = ""
     #: How many pods are placed on the node at a time; 0 for any number.
     at_once: int = 0
+    #: The ConfigMap with the supervisor of the pod's kernel; None for a kernel without one.
+    supervisor: Manifest | None = None
 
     @property
     def launch(self) -> str:
@@ -216,6 +227,22 @@ def secret(made: Manifest, command: KernelCommand) -> dict[str, Any]:
     }
 
 
+def supervisor(files: Mapping[str, str], pool: str) -> dict[str, Any]:
+    """Return the ConfigMap with the supervisor's files, which all pods of a namespace mount.
+
+    Its name is another one for each version of them, so that nobody ever writes to one that is used.
+    """
+    digest = hashlib.sha256(json.dumps(dict(files), sort_keys=True).encode()).hexdigest()
+    labels = {"app.kubernetes.io/managed-by": PREFIX, POOL_LABEL: label_value(pool)}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"gpu-pool-supervisor-{digest[:12]}", "labels": labels},
+        "immutable": True,
+        "data": dict(files),
+    }
+
+
 def _spec(order: KernelPodRequest, name: str, now: float) -> dict[str, Any]:
     body, lease = order.body, order.lease
     ends_at = lease.terms.ends_at
@@ -236,6 +263,7 @@ def _spec(order: KernelPodRequest, name: str, now: float) -> dict[str, Any]:
             _home_volume(body.home),
             {"name": "connection-secret", "secret": connection},
             {"name": "connection", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+            *_supervisor_volume(order.supervisor),
         ],
         "containers": [_container(order)],
     }
@@ -284,6 +312,13 @@ def _home_volume(home: HomeVolume | None) -> dict[str, Any]:
     return {"name": "home", "persistentVolumeClaim": claim}
 
 
+def _supervisor_volume(supervisor: Manifest | None) -> list[dict[str, Any]]:
+    """Return the volume with the supervisor: a pod runs without it, too, where somebody has deleted it."""
+    if supervisor is None:
+        return []
+    return [{"name": "supervisor", "configMap": {"name": supervisor["metadata"]["name"], "optional": True}}]
+
+
 def _home_mounts(body: ContainerSettings) -> list[dict[str, Any]]:
     """Return the mounts of the home, each as the notebook server has it."""
     mounts = (HomeMount(),) if body.home is None else body.home.mounts
@@ -316,10 +351,18 @@ def _container(order: KernelPodRequest) -> dict[str, Any]:
         limits["cpu"] = f"{round(body.cpu * 1000)}m"
     if body.memory_mib:
         limits["memory"] = f"{body.memory_mib}Mi"
+    mounts = [
+        *_home_mounts(body),
+        {"name": "connection-secret", "mountPath": MOUNTED_FOLDER, "readOnly": True},
+        {"name": "connection", "mountPath": CONNECTION_FOLDER},
+    ]
+    if order.supervisor is not None:
+        mounts.append({"name": "supervisor", "mountPath": SUPERVISOR_FOLDER, "readOnly": True})
+    start = _START + (_ALONE if order.supervisor is None else _SUPERVISED)
     return {
         "name": CONTAINER,
         "image": body.image,
-        "command": ["/bin/sh", "-c", _literal(_START), "kernel"],
+        "command": ["/bin/sh", "-c", _literal(start), "kernel"],
         "args": [_literal(word.replace("{connection_file}", CONNECTION_FILE)) for word in command.argv],
         "workingDir": _folder(body, command.folder),
         # The end of its log, where it has ended: nobody can read that once its pod is gone.
@@ -332,11 +375,7 @@ def _container(order: KernelPodRequest) -> dict[str, Any]:
             "runAsNonRoot": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [
-            *_home_mounts(body),
-            {"name": "connection-secret", "mountPath": MOUNTED_FOLDER, "readOnly": True},
-            {"name": "connection", "mountPath": CONNECTION_FOLDER},
-        ],
+        "volumeMounts": mounts,
     }
 
 

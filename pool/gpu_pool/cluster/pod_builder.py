@@ -25,6 +25,7 @@ from gpu_pool.cluster.manifests import (
     check_command,
     chosen_body,
     refuse_other_nodes,
+    supervisor,
     with_indexes,
 )
 from gpu_pool.cluster.notebooks import Notebook
@@ -205,6 +206,8 @@ class PodBuilder:
 
     def __init__(self, settings: KubernetesSettings, view: ClusterView, volume_claims: VolumeClaims) -> None:
         self._settings, self._view, self._volume_claims = settings, view, volume_claims
+        files = settings.supervisor
+        self._supervisor = supervisor(files, settings.pool) if files else None
 
     async def of(self, lease: Lease, kernel: KernelCommand, server: str) -> KernelPodRequest:
         """Return the request for a kernel's pod on a held lease, beside its user's notebook server.
@@ -230,7 +233,17 @@ class PodBuilder:
             translation = self._translate(lease, node)
         name, at_once = self._settings.pool, dialect.table.at_once
         return KernelPodRequest(
-            name, lease, notebook, kernel, node, translation.pod, bans, body, queue, at_once
+            name,
+            lease,
+            notebook,
+            kernel,
+            node,
+            translation.pod,
+            bans,
+            body,
+            queue,
+            at_once,
+            self._supervisor,
         )
 
     def _notebook(self, user: str, server: str) -> Notebook:

@@ -11,9 +11,10 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from traitlets import TraitError, default
@@ -68,6 +69,8 @@ class ServeApp(ServeSettings, Program):
 
     name = "gpu-pool-serve"
     description = "Serve the pool of this machine."
+    #: The files of what runs kernels in their pods, by name; without any, each restart makes a new pod.
+    supervisor: Mapping[str, str] = MappingProxyType({})
 
     # What traitlets makes the formatter of. Not all that is logged is ours, nor are all names.
     _log_formatter_cls = EscapingFormatter  # type: ignore[assignment]
@@ -142,6 +145,7 @@ class ServeApp(ServeSettings, Program):
             kubernetes = KubernetesSettings(config=self.config)
         except TraitError as error:
             raise BadRequest(f"A setting of the cluster is wrong: {error}") from error
+        kubernetes.supervisor = dict(self.supervisor)
         folder, courses = _courses(self._pool_settings)
         # Whoever asks for a slice has just looked, in the store's thread.
         if folder is not None:

@@ -72,6 +72,13 @@ def connection_file(namespace: str) -> dict[str, Any]:
     return manifests.secret(made, command())
 
 
+def supervisor(namespace: str) -> dict[str, Any]:
+    """Return the ConfigMap with what starts kernels in their pods."""
+    made = manifests.supervisor({"launch.py": "print()"}, "gpu-pool")
+    made["metadata"]["namespace"] = namespace
+    return made
+
+
 class Namespace:
     """A namespace with the service's account, its rights and its policies."""
 
@@ -89,20 +96,19 @@ class Namespace:
         return "" if done.returncode == 0 else done.stderr
 
     def give_all(self, account: str) -> None:
-        """Let an account do everything to pods and Secrets."""
-        resources = "pods,pods/ephemeralcontainers,secrets"
+        """Let an account do everything to pods, Secrets and ConfigMaps."""
+        resources = "pods,pods/ephemeralcontainers,secrets,configmaps"
         words = ("create", "role", f"all-{account}", "--verb=*", f"--resource={resources}")
         self._cluster.kubectl("-n", self.name, *words)
         bound = ("create", "rolebinding", f"all-{account}", f"--role=all-{account}")
         self._cluster.kubectl("-n", self.name, *bound, f"--serviceaccount={self.name}:{account}")
 
     async def is_kept(self) -> None:
-        """Wait until both policies are in force: an API server takes a moment to learn of one."""
-        pod, other = kernel(self.name), secret("another")
-        pod["metadata"]["name"] = "another"
-        await until(
-            lambda: all("not as jupyter-gpu-pool makes it" in self.refusal(x) for x in (pod, other)), 60
-        )
+        """Wait until all policies are in force: an API server takes a moment to learn of one."""
+        wrong = kernel(self.name), secret("another"), supervisor(self.name)
+        for each in wrong:
+            each["metadata"]["name"] = "another"
+        await until(lambda: all("not as jupyter-gpu-pool makes it" in self.refusal(x) for x in wrong), 60)
 
 
 @pytest.fixture
@@ -130,6 +136,7 @@ async def test_what_the_pool_makes_is_created(kept: Namespace) -> None:
     assert kept.refusal(kernel(kept.name, home=None)) == ""
     assert kept.refusal(node_placeholder(kept.name)) == ""
     assert kept.refusal(connection_file(kept.name)) == ""
+    assert kept.refusal(supervisor(kept.name)) == ""
 
 
 @pytest.mark.long
@@ -323,6 +330,15 @@ async def test_a_secret_that_is_no_connection_file_is_refused(
     change(made)
     assert kept.refusal(made, account="") == ""
     assert "The Secret is not as jupyter-gpu-pool makes it: " in kept.refusal(made)
+
+
+@pytest.mark.parametrize(
+    "change", [{"metadata": {"name": "gpu-pool-courses"}}, {"immutable": False}, {"immutable": None}]
+)
+async def test_a_config_map_that_is_no_supervisor_is_refused(kept: Namespace, change: dict[str, Any]) -> None:
+    made = {**supervisor(kept.name), **change}
+    assert kept.refusal(made, account="") == ""
+    assert "The ConfigMap is not as jupyter-gpu-pool makes it: " in kept.refusal(made)
 
 
 async def test_nobody_elses_pods_and_secrets_are_looked_at(kept: Namespace) -> None:

@@ -184,7 +184,8 @@ def test_servers_reach_kernels_and_the_service_and_these_let_them_in() -> None:
     found = rendered(EXAMPLES)
     server = {"podSelector": {"matchLabels": {"app.kubernetes.io/component": "singleuser-server"}}}
     kernels = one(found, "NetworkPolicy", "gpu-pool-kernels")["spec"]
-    ports = [{"port": min(PORTS.values()), "endPort": max(PORTS.values())}]
+    # Those of kernels, and before them that of what starts them again.
+    ports = [{"port": min(PORTS.values()) - 1, "endPort": max(PORTS.values())}]
     assert kernels["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": COMPONENT}
     assert kernels["ingress"] == [{"from": [server], "ports": ports}]
     assert reached[json.dumps(kernels["podSelector"]["matchLabels"])] == ports

@@ -50,6 +50,7 @@ def test_beside_the_hubs_namespace_it_may_the_same_in_a_courses_and_nowhere_else
         ("create", "pods"),
         ("delete", "pods"),
         ("create", "secrets"),
+        ("create", "configmaps"),
         ("get", "persistentvolumeclaims"),
     ]
     for verb, what in allowed:

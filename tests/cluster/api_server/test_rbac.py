@@ -30,6 +30,7 @@ MAY = [
     ("delete pods", True),
     ("get pods", True),
     ("create secrets", True),
+    ("create configmaps", True),
     ("list events", True),
     ("get persistentvolumeclaims", True),
     ("create resourceclaimtemplates.resource.k8s.io", True),
@@ -55,6 +56,8 @@ MUST_NOT = [
     ("create persistentvolumeclaims", True),
     ("delete persistentvolumeclaims", True),
     ("get configmaps", True),
+    ("update configmaps", True),
+    ("delete configmaps", True),
     ("create services", True),
     ("create events", True),
     ("list events", False),
@@ -63,6 +66,7 @@ MUST_NOT = [
     ("create pods", False),
     ("delete pods", False),
     ("create secrets", False),
+    ("create configmaps", False),
     ("get secrets", False),
     ("patch nodes", False),
     ("update nodes", False),
@@ -113,12 +117,15 @@ async def test_with_these_rights_alone_a_kernel_lives_and_ends(
     home = volume("claim-ada", rights, "ReadWriteMany")
     cluster.apply(*home, notebook("ada", rights), namespace=rights)
     kubeconfig = _as_the_service(cluster, rights, tmp_path)
-    async with cluster_pool(tmp_path / "store.db", kubeconfig, rights) as pool:
+    supervisor = {"launch.py": "import os, sys\nos.execvp('sleep', ['sleep', '600'])\n"}
+    async with cluster_pool(tmp_path / "store.db", kubeconfig, rights, supervisor=supervisor) as pool:
         await until(lambda: backend_of(pool).view.notebook("ada", ""))
         assert [each.problem for each in backend_of(pool).view._more.values() if each.problem] == []
         lease = await held(pool)
         await pool.launch(lease.id, command())
         await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
+        found = cluster.get("configmaps", "-n", rights)["items"]
+        assert supervisor in [each["data"] for each in found]
         await pool.release(lease.id)
         await until(lambda: not backend_of(pool).view.own.of(lease.id), 120)
 
