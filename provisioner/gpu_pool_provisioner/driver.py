@@ -463,9 +463,7 @@ class SessionDriver:
                 self.pool_work.unreserve(effect.lease_id, effect.request)
             case effects.Close():
                 close_all(self._do.front)
-                if self._do.run is not None:
-                    self._do.run.leave()
-                self._do.let_go()
+                self._do.close()
 
     def _give_up(self, kind: type[effects.Work]) -> None:
         """Give up what is done of one kind."""

@@ -54,7 +54,7 @@ from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import NOTICE_VARIABLE, SliceEnvironment, expected_lease, is_ipython
 from gpu_pool_provisioner.forked import ForkedProcess
-from gpu_pool_provisioner.launchers import pod
+from gpu_pool_provisioner.launchers import pod_command
 from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
 from gpu_pool_provisioner.launchers.process import ContinuedProcess, die_with_parent
 from gpu_pool_provisioner.pools import shared_pool
@@ -476,9 +476,9 @@ class GPUPoolProvisioner(SliceSettings):
     ) -> KernelCommand:
         if self.preload is not None:
             say_cold_in_pods()
-        argv = self.pod_argv or pod.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
-        variables = pod.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
-        folder = pod.folder_in_pod(kwargs.get("cwd"), home_folder())
+        argv = self.pod_argv or pod_command.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
+        variables = pod_command.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
+        folder = pod_command.folder_in_pod(kwargs.get("cwd"), home_folder())
         return KernelCommand(tuple(argv), connection, variables, folder)
 
     @property

@@ -11,8 +11,17 @@ from jupyter_client.session import Session as MessageSession
 
 from gpu_pool_client import GpuPoolError, Lease, NotAllowed, PoolUnreachable, Process
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.launchers.base import HeldLease, KernelRun, LaunchPlan, NotReadyError, ProxiedKernel
-from gpu_pool_provisioner.launchers.pod import NotStartedError, PodRun, PodSizes, pod_connection
+from gpu_pool_provisioner.launchers.base import (
+    HeldLease,
+    KernelRun,
+    LaunchPlan,
+    NotReadyError,
+    NotStartedError,
+    ProxiedKernel,
+)
+from gpu_pool_provisioner.launchers.lease_pod import LeasePod
+from gpu_pool_provisioner.launchers.pod import NotRestartedError, PodRun, PodSizes
+from gpu_pool_provisioner.launchers.pod_command import pod_connection
 from gpu_pool_provisioner.launchers.process import ProcessRun
 from gpu_pool_provisioner.pool_work import Driver, PoolWork, on_our_clock
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
@@ -66,6 +75,8 @@ class KernelWork:
         self._pool = pool
         self.front: dict[str, Channel] = {}
         self.run: KernelRun | None = None
+        #: The pod of the last run, which may have the next one as well.
+        self._pod: LeasePod | None = None
         #: Hears of the end of the kernel that runs.
         self._following: asyncio.Task[None] | None = None
         self.backend: BackendConnection | None = None
@@ -116,6 +127,18 @@ class KernelWork:
             self.backend.close()
             self.backend = None
 
+    def close(self) -> None:
+        """Have nothing more to do with the kernel, nor with its pod."""
+        if self.run is not None:
+            self.run.leave()
+        self.let_go()
+        self._let_go_of_pod()
+
+    def _let_go_of_pod(self) -> None:
+        if self._pod is not None:
+            self._pod.close()
+            self._pod = None
+
     # -- The kernel -------------------------------------------------------------
 
     async def _launched(self, lease: Lease) -> events.Event:
@@ -155,6 +178,9 @@ class KernelWork:
                 run.kill()
             try:
                 self.pending.introduction = await run.until_ready(self.kernel)
+            except NotRestartedError:
+                self.let_go()
+                self._let_go_of_pod()
             except PortStolenError as error:
                 get_logger().warning("Another user took a kernel's ports before it; it is launched again.")
                 await held.attach(Process.current(), ready_within=MARGIN, grace=0.0)
@@ -173,9 +199,8 @@ class KernelWork:
     async def _new_run(self, lease: Lease, held: HeldLease) -> KernelRun:
         sides = self.messages, self.front
         if lease.terms.in_pod:
-            connection = pod_connection(self.kernel.connection())
             sizes = PodSizes(self._pool.resize_at_restart, self._driver.session.notice)
-            return PodRun(self.plan, connection, held, *sides, sizes)
+            return PodRun(self._pod_for(lease, held), held, *sides, sizes)
         try:
             if self.backend is None:
                 self.backend = BackendConnection(self.kernel.connection_file, self.plan.command)
@@ -183,6 +208,16 @@ class KernelWork:
         except OSError as error:
             await held.give_back()
             raise NotReadyError(f"The kernel could not be launched: {error}.") from error
+
+    def _pod_for(self, lease: Lease, held: HeldLease) -> LeasePod:
+        """Return the pod of the last run, if that is what would be launched now; else a new one."""
+        pod = self._pod
+        if pod is not None and pod.fits(lease, self.plan.in_pod(pod.command.connection)):
+            return pod
+        self._let_go_of_pod()
+        connection = pod_connection(self.kernel.connection())
+        pod = self._pod = LeasePod(held, lease, self.plan.in_pod(connection))
+        return pod
 
     def _follow(self, run: KernelRun) -> None:
         """Hear what a kernel that has answered says of its slice, and of its end."""

@@ -23,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gpu_pool.embedded.pool import open_embedded
@@ -42,27 +43,43 @@ from gpu_pool_client import (
     PoolUnreachable,
 )
 from gpu_pool_client._pods import POD_VARIABLE
+from gpu_pool_kernels.launching import supervisor_files
 from gpu_pool_provisioner import pools
 
 _NUMBERS = itertools.count(1)
 #: Seconds until a question about a pod is answered although nothing has changed.
 _POLL = 1.0
+#: Seconds in which a pod's main process ends that is asked to.
+_GRACE = 2.0
 
 
 @dataclass
 class PodProcess:
-    """One pod: its kernel's process, and what became of it."""
+    """One pod: its main process, and what became of it."""
 
     command: KernelCommand
     folder: Path
     address: str = field(default_factory=lambda: _next_address())
     process: subprocess.Popen[bytes] | None = None
+    supervised: bool = True
     #: What is the matter while it runs.
     trouble: str = ""
     #: Whether the cluster took it, and what it said.
     taken: str | None = None
 
-    def start(self, environment: Mapping[str, str], *, encrypted: bool) -> None:
+    @property
+    def kernel(self) -> int:
+        """The process number of its kernel; 0 while there is none."""
+        assert self.process is not None
+        if not self.supervised:
+            return self.process.pid
+        for each in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if "ipykernel_launcher" in each.cmdline():
+                    return int(each.pid)
+        return 0
+
+    def start(self, environment: Mapping[str, str], *, encrypted: bool, supervised: bool) -> None:
         file = self.folder / "connection.json"
         connection = {**self.command.connection, "ip": self.address}
         if not encrypted:
@@ -71,6 +88,12 @@ class PodProcess:
         argv = [word.replace("{connection_file}", str(file)) for word in self.command.argv]
         if argv[0] == "python3":
             argv[0] = sys.executable
+        self.supervised = supervised
+        if supervised:
+            for name, text in supervisor_files().items():
+                (self.folder / name).write_text(text)
+            supervisor = [str(self.folder / "launch.py"), "supervisor", "--connection", str(file), "--"]
+            argv = [sys.executable, "-I", "-S", *supervisor, *argv]
         own = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "IPYTHONDIR": str(self.folder)}
         self.process = subprocess.Popen(
             argv,
@@ -82,9 +105,17 @@ class PodProcess:
 
     def end(self, signum: int = signal.SIGKILL) -> None:
         if self.process is not None and self.process.poll() is None:
+            inside = psutil.Process(self.process.pid).children(recursive=True)
             with contextlib.suppress(ProcessLookupError):  # another thread ends it, too
                 os.killpg(self.process.pid, signum)
-            self.process.wait()
+            try:
+                self.process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            for each in inside:  # nothing outlives its pod
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
 
     def seen(self, words: str, phase: PodPhase) -> KernelPod:
         code = self.process.poll() if self.process else None
@@ -118,6 +149,8 @@ class PodPool(Pool):
         #: Raised by whatever is asked about pods.
         self.fault: GpuPoolError | None = None
         self.encrypted = True
+        #: Whether their image has what a supervisor needs.
+        self.supervised = True
         #: Whether pods take longer to end than anybody waits.
         self.lingering = False
 
@@ -146,7 +179,7 @@ class PodPool(Pool):
                 pod.end()
                 pod.taken = ""
             if pod.process is None and pod.taken is None and self.images.is_set():
-                pod.start(lease.environment, encrypted=self.encrypted)
+                pod.start(lease.environment, encrypted=self.encrypted, supervised=self.supervised)
             found = pod.seen(self.message, self.phase)
             if found.version != seen or time.monotonic() > end:
                 return found

@@ -242,9 +242,11 @@ def serve(
     from traitlets.config import Config
 
     from gpu_pool.service.app import ServeApp
+    from gpu_pool_kernels.launching import supervisor_files
 
     given = {"socket": socket, "mode": mode, "store": store, "kubernetes": kubernetes}
     app = ServeApp()
+    app.supervisor = supervisor_files()
     app.configure(Config({"ServeApp": {name: value for name, value in given.items() if value is not None}}))
     app.start()
     return 0

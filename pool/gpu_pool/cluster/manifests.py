@@ -46,8 +46,8 @@ _START: Final = f"(umask 077 && cat {MOUNTED_FOLDER}/connection.json > {CONNECTI
 _ALONE: Final = 'exec "$@"'
 #: The same below the supervisor, where the image has a Python and the ConfigMap was there.
 _SUPERVISED: Final = (
-    f"if [ -r {_SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; "
-    f'then exec python3 {_SUPERVISOR} supervisor --connection {CONNECTION_FILE} -- "$@"; else {_ALONE}; fi'
+    f"if [ -r {_SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then "
+    f'exec python3 -I -S {_SUPERVISOR} supervisor --connection {CONNECTION_FILE} -- "$@"; else {_ALONE}; fi'
 )
 
 _PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")

@@ -43,6 +43,10 @@ class NotReadyError(Exception):
     """The real kernel does not run; the text says why, in a sentence."""
 
 
+class NotStartedError(Exception):
+    """No kernel has come of a pod; the text says why, in sentences."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProxiedKernel:
     """What a proxy has to know of the kernel it speaks for."""

@@ -69,6 +69,11 @@ def interrupted(size: str) -> str:
     return f"Interrupted while the kernel with {slice_of(size)} was starting; this cell did not run."
 
 
+def ended_by_itself(how: str) -> str:
+    """Say of a kernel that was started again that the one before has ended; ``how``, in a sentence."""
+    return f"The kernel ended by itself, and its variables are gone. {how}"
+
+
 def gone(reason: str) -> str:
     """Say that a kernel has been ended, and what to do."""
     return f"{reason} Its variables are gone. Run the cell again to start a new kernel."

@@ -19,7 +19,8 @@ from traitlets.config import Config
 from gpu_pool.cli import main
 from gpu_pool.cluster.manifests import COMPONENT
 from gpu_pool_client import connect
-from gpu_pool_provisioner.launchers.pod import PORTS
+from gpu_pool_provisioner.launchers.pod_command import PORTS
+from gpu_pool_provisioner.launchers.supervised import PORT
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from support.clusters import hami
 from support.control_plane import Cluster
@@ -184,8 +185,8 @@ def test_servers_reach_kernels_and_the_service_and_these_let_them_in() -> None:
     found = rendered(EXAMPLES)
     server = {"podSelector": {"matchLabels": {"app.kubernetes.io/component": "singleuser-server"}}}
     kernels = one(found, "NetworkPolicy", "gpu-pool-kernels")["spec"]
-    # Those of kernels, and before them that of what starts them again.
-    ports = [{"port": min(PORTS.values()) - 1, "endPort": max(PORTS.values())}]
+    ports = [{"port": PORT, "endPort": max(PORTS.values())}]
+    assert min(PORTS.values()) == PORT + 1
     assert kernels["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": COMPONENT}
     assert kernels["ingress"] == [{"from": [server], "ports": ports}]
     assert reached[json.dumps(kernels["podSelector"]["matchLabels"])] == ports

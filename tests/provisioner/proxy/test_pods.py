@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from typing import Any
@@ -26,7 +27,7 @@ async def test_a_kernel_runs_in_a_pod(jupyter_env: JupyterEnv, manager: Managers
         cell = await page.run("import os; print(os.getpid(), os.environ['GPU_POOL_SLICE'])").done()
         (pod,) = pods.running
         assert pod.process is not None
-        assert cell.outputs == [f"{pod.process.pid} 2%\n"]
+        assert cell.outputs == [f"{pod.kernel} 2%\n"]
         assert (await page.run("print(input('Who? '))", allow_stdin=True).done()).outputs == ["an answer\n"]
         assert page.questions == ["Who? "]
         await km.signal_kernel(signal.SIGUSR1)  # for which there is no process here
@@ -114,7 +115,7 @@ async def test_a_start_that_waits_for_its_pod_has_the_time_that_the_pod_has(
 
 
 @pytest.mark.parametrize("now", [False, True])
-async def test_a_restart_keeps_slice_and_ports_and_replaces_the_pod(
+async def test_a_restart_keeps_slice_ports_and_pod(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, now: bool
 ) -> None:
     km = manager(jupyter_env.install("two"))
@@ -123,15 +124,58 @@ async def test_a_restart_keeps_slice_and_ports_and_replaces_the_pod(
     async with frontend(km) as page:
         await page.run("x = 1").done()
         lease = await jupyter_env.only_lease()
+        (pod,) = pods.running
+        kernels = {pod.kernel}
+        for _ in range(2):
+            await km.restart_kernel(now=now)
+            assert (await page.run("print('x' in dir())").done()).outputs == ["False\n"]
+            # Nobody asked what had become of the kernel before: it was told to end.
+            assert (await page.run("print('quiet')").done()).outputs == ["quiet\n"]
+            kernels.add(pod.kernel)
+    assert km.ports == ports
+    assert (await jupyter_env.only_lease()).id == lease.id
+    assert pods.launched == pods.running == [pod]
+    assert len(kernels) == 3
+    await km.shutdown_kernel()
+    assert not pods.running
+    assert await jupyter_env.is_empty()
+
+
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_restart_where_the_image_has_no_supervisor_replaces_the_pod(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, now: bool
+) -> None:
+    pods.supervised = False
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    ports = km.ports
+    async with frontend(km) as page:
+        await page.run("x = 1").done()
+        lease = await jupyter_env.only_lease()
         await km.restart_kernel(now=now)
         assert (await page.run("print('x' in dir())").done()).outputs == ["False\n"]
-        # Nobody asked what had become of the pod before: it was told to end.
         assert (await page.run("print('quiet')").done()).outputs == ["quiet\n"]
     assert km.ports == ports
     assert (await jupyter_env.only_lease()).id == lease.id
     first, second = pods.launched
     assert pods.running == [second]
     assert first.command.connection["curve_secretkey"] != second.command.connection["curve_secretkey"]
+
+
+async def test_a_restart_where_the_supervisor_does_not_answer_makes_a_new_pod(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("x = 1").done()
+        (first,) = pods.running
+        assert first.process is not None
+        os.kill(first.process.pid, signal.SIGSTOP)
+        await km.restart_kernel(now=True)
+        assert (await page.run("print('x' in dir())").done()).outputs == ["False\n"]
+    _, second = pods.launched
+    assert pods.running == [second]
 
 
 @pytest.mark.parametrize("now", [False, True])

@@ -13,27 +13,78 @@ from support.pods import AWAY, PodPool, pods
 __all__ = ["pods"]
 
 
+@pytest.mark.parametrize(
+    ("supervised", "why"),
+    [
+        (True, "It was ended by the signal SIGKILL."),
+        (False, "It needed more memory than a kernel may have here."),
+    ],
+)
 async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
-    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, supervised: bool, why: str
 ) -> None:
+    pods.supervised = supervised
     km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("1").done()
         lease = await jupyter_env.only_lease()
         (pod,) = pods.running
-        assert pod.process is not None
-        kill(pod.process.pid)
+        before = pod.kernel
+        kill(before)
 
         async def runs_again() -> bool:
-            return len(pods.running) == 1 and pods.running != [pod]
+            (*_, last) = pods.launched
+            return pods.running == [last] and last.kernel not in (0, before)
 
         await eventually(runs_again)
         cell = await page.run("print('on')").done()
         text = " ".join("".join(cell.outputs).split())
-        assert "ended by itself, and its variables are gone. It needed more memory" in text
+        assert f"ended by itself, and its variables are gone. {why}" in text
         assert "on\n" in cell.outputs
     assert (await jupyter_env.only_lease()).id == lease.id
+    assert (pods.running == [pod]) == supervised
+
+
+async def test_who_restarts_no_kernels_hears_of_its_end_and_may_restart_it(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("1").done()
+        lease = await jupyter_env.only_lease()
+        (pod,) = pods.running
+        kill(pod.kernel)
+
+        async def is_dead() -> bool:
+            return not await km.is_alive()
+
+        await eventually(is_dead)
+        await km.restart_kernel()
+        text = " ".join("".join((await page.run("print('on')").done()).outputs).split())
+        assert "its variables are gone. It was ended by the signal SIGKILL." in text
+    assert (await jupyter_env.only_lease()).id == lease.id
+    assert pods.launched == pods.running == [pod]
+
+
+async def test_of_a_kernel_that_ends_with_its_pod_it_is_told_what_took_that(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
+        await cell.shows("begun")
+        lease = await jupyter_env.only_lease()
+        (pod,) = pods.running
+        assert pod.process is not None
+        # Its kernel ends before the pool has heard that its pod does, as where a machine is drained.
+        pod.process.terminate()
+        pod.process.wait()
+        await pods.evict(lease.id, "Its machine is being drained for maintenance.")
+        text = " ".join("".join((await cell.done()).outputs).split())
+        assert "Its machine is being drained for maintenance. Its variables are gone." in text
 
 
 async def test_a_running_cell_is_told_of_trouble_with_its_machine_and_that_it_is_over(
@@ -62,8 +113,7 @@ async def test_a_kernel_that_nobody_restarts_gives_its_slice_back(
     await km.start_kernel()
     await answer(km, "1")
     (pod,) = pods.running
-    assert pod.process is not None
-    kill(pod.process.pid)
+    kill(pod.kernel)
     await eventually(jupyter_env.is_empty)
     assert not await km.is_alive()
 

@@ -1,0 +1,204 @@
+"""The pod of a lease, which the pool launches, follows and ends; kernels run in it one after the other.
+
+Its main process is a supervisor, where the image has what that needs: it tells how a kernel has ended, and
+starts the next one in the same pod. Where it does not answer, a kernel's end is that of its pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from gpu_pool_client import (
+    GpuPoolError,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    LeaseGone,
+    LeaseState,
+    PodPhase,
+    format_duration,
+)
+from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.launchers.base import HeldLease, NotStartedError
+from gpu_pool_provisioner.launchers.supervised import SupervisorConnection
+from gpu_pool_provisioner.pools import retry
+from gpu_pool_provisioner.session import texts
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
+from gpu_pool_provisioner.session.idling import taken
+
+#: Seconds in which a pool has taken the order to end a pod.
+_END_WITHIN: Final = 10.0
+#: Seconds in which a pod's supervisor answers: packets to a pod that is gone, or behind a firewall, vanish.
+_ANSWERS_WITHIN: Final = 2.0
+_FINE_AGAIN: Final = "Its machine answers again."
+_SLOW: Final = "The kernel's pod did not start within {}. Its last report: {}"
+
+
+class LeasePod:
+    """One pod, from before its launch."""
+
+    def __init__(self, held: HeldLease, lease: Lease, command: KernelCommand) -> None:
+        """Take what it is launched with; ``held`` tells how far its start has come."""
+        loop = asyncio.get_running_loop()
+        self._held, self._lease, self.command = held, lease, command
+        #: Done when it has ended.
+        self.ended: asyncio.Future[None] = loop.create_future()
+        #: Why the cluster or the pool has taken it; None where it ended by itself.
+        self.taken: ExpiryStep | None = None
+        #: Why no kernel has come of it, and how its last one ended by itself, in sentences.
+        self.fault, self.exit_message = "", ""
+        #: Is told what troubles it while it runs.
+        self.on_trouble: Callable[[str], None] | None = None
+        self._is_ended_by_us = False
+        self._address: asyncio.Future[str] = loop.create_future()
+        self._progress = ""
+        #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
+        self._queued, self._counts_from = False, loop.time()
+        self._following: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[SupervisorConnection] | None = None
+        #: The connection to its supervisor, while there is one.
+        self.connected: SupervisorConnection | None = None
+
+    def fits(self, lease: Lease, command: KernelCommand) -> bool:
+        """Whether it runs, and is what would be launched now for this lease and this command."""
+        known = self._lease
+        is_same = (known.id, known.request, known.environment) == (lease.id, lease.request, lease.environment)
+        return is_same and self.command == command and self._address.done() and not self.ended.done()
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether it is, or was, on its way."""
+        return self._following is not None
+
+    def launch(self) -> None:
+        """Have the pool launch it, and follow it from now on."""
+        self._following = asyncio.create_task(self._follow())
+
+    async def started(self, within: float) -> str:
+        """Return its address once it runs, at most so many seconds after it was queued.
+
+        Raises ``NotStartedError``.
+        """
+        loop = asyncio.get_running_loop()
+        while not self._address.done() and (self._queued or loop.time() < self._counts_from + within):
+            left = within if self._queued else self._counts_from + within - loop.time()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._address), left)
+        if self._address.done():
+            return self._address.result()
+        raise NotStartedError(_SLOW.format(format_duration(within), self._progress or "none."))
+
+    # -- What the pool says of it ------------------------------------------
+
+    async def _follow(self) -> None:
+        """Launch it, and look at it until it has ended."""
+        try:
+            pool, lease_id = self._held.pool, self._held.id
+            pod = await retry(partial(pool.launch, lease_id, self.command), self._note_fault)
+            while pod.phase is not PodPhase.ENDED:
+                self._note_state(pod)
+                pod = await retry(partial(pool.pod, lease_id, pod.version), self._note_fault)
+            await self._account_for(pod)
+        except LeaseGone:
+            await self._note_taken("")
+        except GpuPoolError as error:
+            self.fault = str(error)
+            self.taken = ExpiryStep(ExpiryAction.END, f"The kernel was ended. {error}")
+        finally:
+            self._finish()
+
+    def _note_state(self, pod: KernelPod) -> None:
+        before, self._progress = self._progress, pod.message
+        if self.on_trouble is not None and pod.phase is PodPhase.RUNNING and pod.message != before:
+            self.on_trouble(pod.message or _FINE_AGAIN)
+        if self._queued:
+            self._counts_from = asyncio.get_running_loop().time()
+        self._queued = pod.phase is PodPhase.QUEUED
+        if pod.phase is PodPhase.RUNNING and pod.address and not self._address.done():
+            self._address.set_result(pod.address)
+        elif not self._address.done():
+            held = self._held
+            held.has_waited = held.has_waited or self._queued
+            waiting = self._queued and texts.waiting(held.size, pod.message)
+            held.tell(waiting or held.starting(pod.message))
+
+    async def _account_for(self, pod: KernelPod) -> None:
+        """Take note of why it has ended."""
+        if pod.exit_code is None:
+            await self._note_taken(pod.message)
+            return
+        how = pod.message or f"It ended with exit status {pod.exit_code}."
+        self.fault = f"The kernel ended before it was ready. {how}"
+        if pod.exit_code != 0 and not self._is_ended_by_us:
+            self.exit_message = texts.ended_by_itself(how)
+
+    async def _note_taken(self, message: str) -> None:
+        """Note that it was taken: with the notice of its lease, if that has ended, or this message."""
+        if not self._is_ended_by_us:
+            self.taken = await self._step(message)
+            self.fault = self.taken.message
+
+    async def _step(self, message: str) -> ExpiryStep:
+        try:
+            lease = await retry(partial(self._held.pool.get_lease, self._held.id), self._note_fault)
+        except LeaseGone as error:
+            return taken(error.reason, message)
+        if lease.state is LeaseState.ENDED:
+            return taken(lease.end_reason.value if lease.end_reason else None, lease.notice or message)
+        return ExpiryStep(ExpiryAction.END, f"The kernel was ended. {message}".rstrip())
+
+    def _note_fault(self, error: GpuPoolError) -> None:
+        """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
+        get_logger().warning("The pool did not report the state of a kernel's pod: %s", error)
+        if not self._address.done():
+            self._held.tell(self._held.starting(f"{error.message} Still trying."))
+
+    # -- Its supervisor ----------------------------------------------------
+
+    async def supervisor(self) -> SupervisorConnection:
+        """Return the connection to its supervisor. Raises ``SupervisorAway``.
+
+        It is made at the first use, and again only once it was :meth:`lost`: where nothing answers, that is
+        waited for once.
+        """
+        if self._connecting is None:
+            key = str(self.command.connection["key"]).encode()
+            connect = SupervisorConnection.connect(self._address.result(), key, within=_ANSWERS_WITHIN)
+            self._connecting = asyncio.create_task(connect)
+        connected = await asyncio.shield(self._connecting)
+        self.connected = connected
+        return connected
+
+    def lost(self) -> None:
+        """Let go of the connection to its supervisor, which does not answer any more."""
+        if self.connected is not None:
+            self.connected.close()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self.connected = self._connecting = None
+
+    # -- Its end -----------------------------------------------------------
+
+    async def end(self) -> None:
+        """Have the pool end it, unless it has ended."""
+        self._is_ended_by_us = True
+        try:
+            await asyncio.wait_for(self._held.pool.end_pod(self._held.id), _END_WITHIN)
+        except (GpuPoolError, asyncio.TimeoutError) as error:
+            get_logger().warning("A kernel's pod ends with its lease, or at the next launch: %r", error)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def close(self) -> None:
+        """Let go of it: it ends with its lease, or gives way to the next one there. May be repeated."""
+        if self._following is not None:
+            self._following.cancel()
+        self.lost()
