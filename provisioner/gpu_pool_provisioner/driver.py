@@ -193,6 +193,11 @@ class SessionDriver:
         self._interrupt()
         await self.pool_work.settled()
 
+    async def signal(self, number: int) -> None:
+        """Pass a signal on to a kernel that has no process here."""
+        if self._do.run is not None and self.session.state.has_kernel:
+            self._do.run.signal(number)
+
     async def tell(self, event: events.Event) -> None:
         """Let something have happened, as :meth:`post`, for a thread that waits until that is done."""
         self.post(event)
@@ -444,7 +449,7 @@ class SessionDriver:
                     self._do.run.kill()
             case effects.InterruptKernel():
                 if self._do.run is not None:
-                    self._do.run.relay.interrupt()
+                    self._do.run.interrupt()
             case effects.Tell():
                 if self._do.run is not None:
                     self._do.run.relay.tell(effect.text)

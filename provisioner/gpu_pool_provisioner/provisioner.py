@@ -210,9 +210,10 @@ class GPUPoolProvisioner(SliceSettings):
         if driver is not None and signum == signal.SIGINT and driver.takes_interrupts:
             await in_background(driver.interrupt())
         elif driver is not None and driver.session.stands_in:
-            # There is no process here that could take other signals.
             if signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP):
                 await in_background(driver.tell(events.StopRequested()))
+            else:
+                await in_background(driver.signal(signum))
         else:
             await super().send_signal(signum)
 

@@ -153,6 +153,14 @@ class KernelRun(abc.ABC):
     def kill(self) -> None:
         """End the kernel, unless it has ended; :attr:`end` tells when it has."""
 
+    def interrupt(self) -> None:
+        """Interrupt the kernel, by a message where it takes no signals."""
+        self.relay.interrupt()
+
+    @abc.abstractmethod
+    def signal(self, number: int) -> None:
+        """Send a signal to the kernel and what it has started, unless it has ended, or nobody can."""
+
     @abc.abstractmethod
     def leave(self) -> None:
         """Have nothing more to do with the kernel. Nobody waits for its end."""

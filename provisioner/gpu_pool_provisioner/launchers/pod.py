@@ -90,6 +90,7 @@ class PodRun(KernelRun):
         self._watching: asyncio.Task[None] | None = None
         self._killing: asyncio.Task[None] | None = None
         self._resizing: asyncio.Task[None] | None = None
+        self._sending: set[asyncio.Task[None]] = set()
         pod.ended.add_done_callback(self._ended_with_pod)
 
     async def until_ready(self, kernel: ProxiedKernel) -> Mapping[str, Any]:
@@ -188,6 +189,26 @@ class PodRun(KernelRun):
         self.relay.tell(told)
         for frames in later:
             output.on_message(frames)  # which may be the next request
+
+    def interrupt(self) -> None:
+        """Interrupt the kernel and what it has started; without a supervisor, by a message."""
+        if self._pod.connected is None:
+            super().interrupt()
+        else:
+            self.signal(signal.SIGINT)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the kernel and what it has started; to nobody without a supervisor."""
+        if self._pod.connected is not None:
+            sending = asyncio.create_task(self._send(self._pod.connected, number))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+
+    async def _send(self, supervisor: SupervisorConnection, number: int) -> None:
+        try:
+            await supervisor.send_signal(number)
+        except SupervisorAway as error:
+            get_logger().warning("A kernel in a pod did not get a signal: %s", error)
 
     def kill(self) -> None:
         """End the kernel, unless it has ended: in its pod, or with that."""

@@ -87,11 +87,15 @@ class ProcessRun(KernelRun):
             raise NotReadyError(_ENDED_EARLY)
         return cast(T, done)
 
-    def kill(self) -> None:
-        """Kill the process and what it has started, unless it has ended."""
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and what it has started, unless it has ended."""
         if not self.end.done():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)  # it leads its own process group
+                os.killpg(self._pid, number)  # it leads its own process group
+
+    def kill(self) -> None:
+        """Kill the process and what it has started, unless it has ended."""
+        self.signal(signal.SIGKILL)
 
     def leave(self) -> None:
         """Kill it, and let go of it."""

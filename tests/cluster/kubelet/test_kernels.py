@@ -181,6 +181,66 @@ async def test_signals_zombies_and_interrupts_are_as_outside_a_container(
     await none_left(cluster, namespace)
 
 
+async def test_a_restart_keeps_the_pod_and_so_does_a_kernel_that_is_killed(
+    jupyter_env: JupyterEnv, manager: Managers, service: Service, cluster: Cluster, namespace: str
+) -> None:
+    km = manager(jupyter_env.install("course"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        assert await said(page, "x = 1; import os; print(6 * 7)") == "42\n"
+        (before,) = kernels(cluster, namespace)
+        for now in (False, True):
+            await km.restart_kernel(now=now)
+            assert await said(page, "print('x' in dir())") == "False\n"
+        page.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+
+        async def has_ended() -> bool:
+            return not await km.is_alive()
+
+        await eventually(has_ended, within=LONG)
+        await km.restart_kernel()
+        told = " ".join((await said(page, "print('on')")).split())
+        assert "its variables are gone. It was ended by the signal SIGKILL." in told
+        (after,) = kernels(cluster, namespace)
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+        (status,) = after["status"]["containerStatuses"]
+        assert (status["restartCount"], list(status["state"])) == (0, ["running"])
+        # Another user's code, or another kernel's, has not its key.
+        assert "gpu-pool-supervisor-" in json.dumps(after["spec"]["volumes"])
+    await km.shutdown_kernel()
+    await none_left(cluster, namespace)
+
+
+async def test_a_kernel_that_uses_more_memory_than_its_pod_may_have_is_told_so(
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    cluster: Cluster,
+    namespace: str,
+    home: Path,
+    children: ForkServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = of_cluster(cluster, namespace, "c.KubernetesSettings.memory_mib = 256\n")
+    async with serving(children, tmp_path / "service", settings) as service:
+        monkeypatch.setenv("GPU_POOL_URL", service.url)
+        km = manager(jupyter_env.install("course"))
+        await km.start_kernel()
+        async with frontend(km) as page:
+            assert await said(page, "print(1)") == "1\n"
+            page.run("all = [bytearray(2**20) for _ in range(2**10)]")
+
+            async def has_ended() -> bool:
+                return not await km.is_alive()
+
+            await eventually(has_ended, within=LONG)
+            await km.restart_kernel()
+            told = " ".join((await said(page, "print('on')")).split())
+            assert "memory (not of the GPU), and was ended." in told
+        await km.shutdown_kernel()
+        await none_left(cluster, namespace)
+
+
 async def test_a_kernel_that_cannot_start_says_why(
     jupyter_env: JupyterEnv, manager: Managers, service: Service, cluster: Cluster, namespace: str
 ) -> None:

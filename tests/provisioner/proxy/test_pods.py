@@ -30,7 +30,11 @@ async def test_a_kernel_runs_in_a_pod(jupyter_env: JupyterEnv, manager: Managers
         assert cell.outputs == [f"{pod.kernel} 2%\n"]
         assert (await page.run("print(input('Who? '))", allow_stdin=True).done()).outputs == ["an answer\n"]
         assert page.questions == ["Who? "]
-        await km.signal_kernel(signal.SIGUSR1)  # for which there is no process here
+        catch = "import signal; signal.signal(signal.SIGUSR1, lambda *_: print('caught', flush=True))"
+        cell = page.run(f"{catch}; print('begun', flush=True); signal.pause(); print('on')")
+        await cell.shows("begun")
+        await km.signal_kernel(signal.SIGUSR1)
+        assert "caught" in "".join((await cell.done()).outputs)
         assert (await page.run("%gpu").done()).status == "ok"
     assert await km.is_alive()
     assert (await jupyter_env.only_lease()).process is not None
@@ -40,15 +44,23 @@ async def test_a_kernel_runs_in_a_pod(jupyter_env: JupyterEnv, manager: Managers
     assert await jupyter_env.is_empty()
 
 
-async def test_an_interrupt_is_a_message(jupyter_env: JupyterEnv, manager: Managers, pods: PodPool) -> None:
+@pytest.mark.parametrize("supervised", [True, False])
+async def test_a_cell_is_interrupted(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, supervised: bool
+) -> None:
+    pods.supervised = supervised
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
-        cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
+        code = "print('begun', flush=True); import subprocess, time; subprocess.run(['sleep', '3'])"
+        cell = page.run(f"{code}; time.sleep(600)")
         await cell.shows("begun")
         await km.interrupt_kernel()
         assert "KeyboardInterrupt" in (await cell.done()).outputs[-1]
         assert (await page.run("print('on')").done()).outputs == ["on\n"]
+        if not supervised:
+            await km.signal_kernel(signal.SIGUSR1)  # for which there is nobody
+            assert (await page.run("print('on')").done()).outputs == ["on\n"]
     assert len(pods.launched) == 1
 
 
