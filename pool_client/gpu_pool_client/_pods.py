@@ -36,6 +36,8 @@ class KernelCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     #: The folder to start in, below the home; None for the home itself.
     folder: str | None = None
+    #: The modules that a Python kernel has imported when it starts, from the second one in its pod on.
+    preload: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_reque
 from gpu_pool_provisioner.session import Session, State, events, texts
 from gpu_pool_provisioner.session.session import MARGIN
 from gpu_pool_provisioner.settings import SliceSettings, kernel_name, notebook_of
-from gpu_pool_provisioner.templates import TemplateProcess, say_cold_in_pods, templates
+from gpu_pool_provisioner.templates import TemplateProcess, templates
 from gpu_pool_provisioner.wait_log import WaitLog
 
 #: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
@@ -475,12 +475,10 @@ class GPUPoolProvisioner(SliceSettings):
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
     ) -> KernelCommand:
-        if self.preload is not None:
-            say_cold_in_pods()
         argv = self.pod_argv or pod_command.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
         variables = pod_command.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
         folder = pod_command.folder_in_pod(kwargs.get("cwd"), home_folder())
-        return KernelCommand(tuple(argv), connection, variables, folder)
+        return KernelCommand(tuple(argv), connection, variables, folder, tuple(self.preload or ()))
 
     @property
     def _grace(self) -> float:

@@ -463,12 +463,6 @@ def templates() -> Templates:
     return Templates()
 
 
-@functools.cache
-def say_cold_in_pods() -> None:
-    """Say, once in this process, that nothing is preloaded in pods."""
-    get_logger().info("Kernels in pods start cold: what their kernelspec or course preloads has no effect.")
-
-
 def _forget_templates() -> None:
     """Forget what a process that was forked from this one has not."""
     if templates.cache_info().currsize:

@@ -212,6 +212,16 @@ def test_a_kernel_is_started_with_a_copy_that_only_it_can_read(tmp_path: Path) -
     assert modes == [0o600, 0o644]
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a;b", "a,b", "$(a)", "-a", "a.", "1a", "a\n"])
+def test_what_is_preloaded_has_the_name_of_a_module(name: str) -> None:
+    asked = KernelCommand(("python3",), CONNECTION, preload=("numpy.linalg", name))
+    with pytest.raises(BadRequest, match="modules, named as in import"):
+        manifests.check_command(asked, BANS, require_curve=True)
+    usual = replace(asked, preload=("numpy.linalg", "größe"))
+    manifests.check_command(usual, BANS, require_curve=True)
+    assert order().launch != replace(order(), command=usual).launch
+
+
 FILES = {"launch.py": "import sys\nprint('supervised', *sys.argv[1:])\n"}
 
 
@@ -234,7 +244,7 @@ def test_a_supervisor_is_mounted_for_all_to_read_where_there_is_one() -> None:
 @pytest.mark.parametrize(
     ("is_there", "path", "said"),
     [
-        (True, "", "supervised supervisor --connection {} -- echo a  b {}"),
+        (True, "", "supervised supervisor --connection {} --preload=numpy,os.path -- echo a  b {}"),
         (False, "", "a  b {}"),
         (True, "/nowhere", "a  b {}"),
     ],
@@ -249,7 +259,8 @@ def test_a_kernel_runs_below_the_supervisor_where_that_and_a_python_are_there(
         (tmp_path / "gpu-pool-supervisor").mkdir()
         (tmp_path / "gpu-pool-supervisor/launch.py").write_text(FILES["launch.py"])
     order_ = replace(
-        order("echo", "a  b", "{connection_file}"), supervisor=manifests.supervisor(FILES, "gpu-pool")
+        order("echo", "a  b", "{connection_file}", preload=("numpy", "os.path")),
+        supervisor=manifests.supervisor(FILES, "gpu-pool"),
     )
     made = container(order_)
     words = [word.replace("/run/", f"{tmp_path}/") for word in (*made["command"], *made["args"])]

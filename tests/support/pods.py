@@ -92,7 +92,8 @@ class PodProcess:
         if supervised:
             for name, text in supervisor_files().items():
                 (self.folder / name).write_text(text)
-            supervisor = [str(self.folder / "launch.py"), "supervisor", "--connection", str(file), "--"]
+            supervisor = [str(self.folder / "launch.py"), "supervisor", "--connection", str(file)]
+            supervisor += [f"--preload={','.join(self.command.preload)}", "--"]
             argv = [sys.executable, "-I", "-S", *supervisor, *argv]
         own = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "IPYTHONDIR": str(self.folder)}
         self.process = subprocess.Popen(

@@ -47,7 +47,8 @@ _ALONE: Final = 'exec "$@"'
 #: The same below the supervisor, where the image has a Python and the ConfigMap was there.
 _SUPERVISED: Final = (
     f"if [ -r {_SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then "
-    f'exec python3 -I -S {_SUPERVISOR} supervisor --connection {CONNECTION_FILE} -- "$@"; else {_ALONE}; fi'
+    f"exec python3 -I -S {_SUPERVISOR} supervisor --connection {CONNECTION_FILE} --preload={{preload}} "
+    f'-- "$@"; else {_ALONE}; fi'
 )
 
 _PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
@@ -57,6 +58,7 @@ _MORE: Final = ("transport", "kernel_name", "jupyter_session")
 #: Keys as ZeroMQ writes them: 32 bytes in Z85.
 _CURVE_KEY: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", re.ASCII)
 _SCHEME: Final = re.compile(r"hmac-[a-z0-9_]{1,32}", re.ASCII)
+_MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}", re.ASCII)
 #: Variables that are ours, or the cluster's, to set: a user's are left out.
 _OURS: Final = re.compile(
@@ -120,13 +122,16 @@ class KernelPodRequest:
     def launch(self) -> str:
         """The same for the same kernel, and nobody finds its key by it."""
         known = [list(self.command.argv), dict(self.command.connection), dict(self.command.environment)]
-        text = json.dumps([*known, self.command.folder], sort_keys=True)
+        preload = [list(self.command.preload)] if self.command.preload else []
+        text = json.dumps([*known, self.command.folder, *preload], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def check_command(command: KernelCommand, bans: PodBans, *, require_curve: bool) -> None:
     """Refuse what no pod can be made of. Raises ``BadRequest`` and ``NotAllowed``."""
     words = [*command.argv, *command.environment.values(), command.folder or ""]
+    if len(command.preload) > _MOST_WORDS or not all(map(_MODULE.fullmatch, command.preload)):
+        raise BadRequest(f"A kernel may preload up to {_MOST_WORDS} modules, named as in import.")
     if not command.argv or len(command.argv) > _MOST_WORDS or len(command.environment) > _MOST_VARIABLES:
         raise BadRequest(
             f"A kernel's command may have 1 to {_MOST_WORDS} words and {_MOST_VARIABLES} variables."
@@ -358,7 +363,8 @@ def _container(order: KernelPodRequest) -> dict[str, Any]:
     ]
     if order.supervisor is not None:
         mounts.append({"name": "supervisor", "mountPath": SUPERVISOR_FOLDER, "readOnly": True})
-    start = _START + (_ALONE if order.supervisor is None else _SUPERVISED)
+    supervised = _SUPERVISED.format(preload=",".join(command.preload))  # which need no quotes
+    start = _START + (_ALONE if order.supervisor is None else supervised)
     return {
         "name": CONTAINER,
         "image": body.image,

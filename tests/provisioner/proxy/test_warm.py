@@ -1,15 +1,14 @@
-"""Warm kernels behind the kernel proxy: after a wait, parked and back, of a service; cold ones in pods."""
+"""Warm kernels behind the kernel proxy: after a wait, parked and back, of a service, and in pods."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gpu_pool_client import Process, connect
-from gpu_pool_provisioner import templates as templates_module
 from gpu_pool_provisioner.templates import templates
 from support.fixtures import soon, spec
 from support.frontend import frontend
@@ -104,15 +103,25 @@ async def test_kernels_of_a_service_are_warm(
         assert not (await pool.status()).leases
 
 
-async def test_kernels_in_pods_start_cold_and_that_is_told_once(
-    manager: Managers, spec: Spec, pods: PodPool, caplog: pytest.LogCaptureFixture
+async def test_a_kernel_in_a_pod_is_warm_after_a_restart(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    templates_module.say_cold_in_pods.cache_clear()
-    name = spec("drawing", drawing="")
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            km = manager(name)
-            await km.start_kernel()
-            assert await answer(km, IS_THERE) == "False\n"
-    assert [line.startswith("Kernels in pods start cold") for line in caplog.messages].count(True) == 1
+    km = manager(jupyter_env.install("warm", preload=["wave"]))
+    await km.start_kernel()
+    is_there = "import sys; print('wave' in sys.modules)"
+    assert await answer(km, is_there) == "False\n"
+    (pod,) = pods.launched
+
+    async def is_preloaded() -> bool:
+        assert pod.process is not None
+        return any("wave" in each.cmdline() for each in psutil.Process(pod.process.pid).children())
+
+    async def is_warm_then() -> bool:
+        await km.restart_kernel()
+        return await answer(km, is_there) == "True\n"
+
+    # In a pause of the first kernel.
+    await eventually(is_preloaded)
+    await eventually(is_warm_then)
+    assert pods.launched == [pod]
     assert not templates().all()
