@@ -38,6 +38,7 @@ from gpu_pool_client import (
     Lease,
     LeaseGone,
     LeaseState,
+    NotAllowed,
     PodPhase,
     Pool,
     PoolUnreachable,
@@ -210,9 +211,15 @@ class PodPool(Pool):
         """The pods whose process lives."""
         return [pod for pod in self.launched if pod.process and pod.process.poll() is None]
 
+    def _has_kernel(self, lease_id: str) -> bool:
+        pod = self.pods.get(lease_id)
+        return pod is not None and pod.process is not None and pod.process.poll() is None
+
     # -- The rest ----------------------------------------------------------
 
     async def _perform(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if verb.__name__ == "resize" and not kwargs.get("ahead") and self._has_kernel(str(args[0])):
+            raise NotAllowed("The slice cannot change its size: its pod is still there.")
         found = await getattr(self.inner, verb.__name__)(*args, **kwargs)
         return _in_pod(found) if isinstance(found, Lease) else found
 
