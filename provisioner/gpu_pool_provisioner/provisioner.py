@@ -187,6 +187,11 @@ class GPUPoolProvisioner(SliceSettings):
         """Whether the proxy is all there is of the kernel."""
         return self._driver is not None and self._driver.session.stands_in
 
+    @property
+    def _may_end(self) -> bool:
+        """Whether there is a kernel, here or in a pod, and not just the proxy that stands in for it."""
+        return not self._stands_in or (self._driver is not None and self._driver.session.state.has_kernel)
+
     async def poll(self) -> int | None:
         """Return None while the kernel lives. Called by ``is_alive``, often."""
         return None if self._stands_in else await super().poll()
@@ -201,7 +206,7 @@ class GPUPoolProvisioner(SliceSettings):
         """Wait a moment for the kernel's end. Called once it was asked to end, before anybody looks."""
         await super().shutdown_requested(restart=restart)
         give_up_at = time.monotonic() + _MOSTLY_ENDS_WITHIN
-        while not self._stands_in and await self.poll() is None and time.monotonic() < give_up_at:  # noqa: ASYNC110
+        while self._may_end and await self.poll() is None and time.monotonic() < give_up_at:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
     async def send_signal(self, signum: int) -> None:
