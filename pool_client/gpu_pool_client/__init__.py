@@ -31,6 +31,7 @@ from gpu_pool_client._leases import (
     Terms,
     WhenIdle,
 )
+from gpu_pool_client._nodes import PodUse
 from gpu_pool_client._pods import KernelCommand, KernelPod, PodPhase
 from gpu_pool_client._pool import Pool, connect
 from gpu_pool_client._processes import Process
@@ -72,6 +73,7 @@ __all__ = [
     "OverQuota",
     "Place",
     "PodPhase",
+    "PodUse",
     "Pool",
     "PoolStatus",
     "PoolUnreachable",

@@ -31,6 +31,7 @@ class Principal(enum.Enum):
     OWNER = "the lease's user"
     INSTRUCTOR = "instructors of the lease's course"
     PROCESS = "the process that asked for the lease"
+    NODE_AGENT = "node agents, for their own node"
 
 
 #: Who may see and end a lease, and change what is not its process's alone.
@@ -39,6 +40,7 @@ OWNERS: Final = frozenset((Principal.OWNER, Principal.ADMINISTRATOR))
 READERS: Final = OWNERS | {Principal.INSTRUCTOR}
 USERS: Final = frozenset((Principal.USER, Principal.ADMINISTRATOR))
 ADMINISTRATORS: Final = frozenset((Principal.ADMINISTRATOR,))
+NODE_AGENTS: Final = frozenset((Principal.NODE_AGENT,))
 
 
 class Sight(enum.Enum):
@@ -58,6 +60,7 @@ class Cost(enum.Enum):
     QUESTION = "a question, one at a time"
     DECISION = "a change"
     REQUEST = "a change, and a new lease"
+    REPORT = "a report, of which so many a minute are taken"
 
 
 @dataclass(frozen=True, slots=True)

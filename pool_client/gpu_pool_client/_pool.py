@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from types import TracebackType
@@ -20,8 +20,10 @@ from gpu_pool_client._devices import DeviceStatus
 from gpu_pool_client._errors import BadRequest, PoolUnreachable
 from gpu_pool_client._lease_operations import LeaseOperations
 from gpu_pool_client._leases import EndedLease, EndReason, Holder, Lease, LeaseState, Outlook, PoolStatus
+from gpu_pool_client._nodes import PodUse
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
+    NODE_AGENTS,
     OWNERS,
     USERS,
     Cost,
@@ -378,6 +380,39 @@ class Pool(LeaseOperations):
             The pool; itself where there is nobody to be asked again.
         """
         return self
+
+    @operation(
+        Http("POST", "/node/use"),
+        may=NODE_AGENTS,
+        cost=Cost.REPORT,
+        refusal=("Only a node agent can say what is used on its node.", "Ask the administrator."),
+    )
+    async def report_use(
+        self, devices: Sequence[str], uses: Sequence[PodUse], *, complete: bool = True
+    ) -> None:
+        """Say what the pods of the caller's node use of its devices now, in place of what was said before.
+
+        What is said holds for some seconds. After that, what these pods use is not known.
+
+        Parameters
+        ----------
+        devices
+            The uuids of the devices that were looked at.
+        uses
+            What each container uses of each of them. One that is not here uses nothing there.
+        complete
+            Whether these are all devices of the node. Of pods without a use that is told here, nothing is
+            known otherwise.
+
+        Raises
+        ------
+        BadRequest
+            That cannot be so, such as more memory than any device has.
+        NotAllowed
+            Somebody else than a node agent calls this, or a pod is of another node. What was said of
+            this node before does not count any more then.
+        """
+        await self._perform(Pool.report_use, devices, uses, complete=complete)
 
     @abc.abstractmethod
     async def close(self) -> None:

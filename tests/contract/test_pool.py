@@ -17,6 +17,8 @@ from gpu_pool_client import (
     LeaseGone,
     LeaseState,
     NeverFits,
+    NotAllowed,
+    PodUse,
     Pool,
     Process,
     SliceRequest,
@@ -387,6 +389,11 @@ async def test_a_kernel_cannot_have_worked_at_no_time(pool: Pool, span: tuple[fl
     lease = await take(pool, "20%", key())
     with pytest.raises(BadRequest):
         await pool.report_busy(lease, [span])
+
+
+async def test_nobody_but_a_node_s_agent_says_what_is_used_there(pool: Pool) -> None:
+    with pytest.raises(NotAllowed):
+        await pool.report_use(["GPU-1"], [PodUse("", "abc", "GPU-1", 412)])
 
 
 async def test_batch_work_comes_after_all_that_is_not(pool: Pool) -> None:

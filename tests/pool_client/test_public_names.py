@@ -33,6 +33,7 @@ PUBLIC = [
     "Place",
     "OverQuota",
     "PodPhase",
+    "PodUse",
     "Pool",
     "PoolStatus",
     "PoolUnreachable",

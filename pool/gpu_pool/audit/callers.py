@@ -50,6 +50,8 @@ class Caller:
     course: str | None = None
     #: Whether it is a service of the Hub's, which learns what is free and nothing of anybody.
     is_service: bool = False
+    #: The machine whose node agent it is, which may say what is used there, and nothing else; else empty.
+    node: str = ""
 
     def shown(self, lease: Lease) -> Lease:
         """Return a lease with the key that its holder gave it."""

@@ -18,7 +18,15 @@ import click
 from gpu_pool.cli import completing, formatting, screen
 from gpu_pool.cli.formatting import plain_failure
 from gpu_pool.cli.past import hashed, nameless, recorded_rows
-from gpu_pool.cli.session import CommandSession, json_option, naming_leases, verb
+from gpu_pool.cli.session import (
+    CommandSession,
+    Duration,
+    Interrupted,
+    complete,
+    json_option,
+    naming_leases,
+    verb,
+)
 from gpu_pool.policy import usage_report
 from gpu_pool.policy.usage_report import UsageRow
 from gpu_pool.policy.use_over_time import PeriodParts, UseOverTime, until_now, use_over_time
@@ -251,6 +259,48 @@ def serve(
     app.start()
     return 0
 
+
+@verb(
+    "node-agent",
+    "gpu-pool node-agent --pool http://gpu-pool.jupyterhub:8888/services/gpu-pool",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="/var/run/secrets/gpu-pool/token",
+    metavar="PATH",
+    help="Where the cluster puts the agent's token. By default /var/run/secrets/gpu-pool/token.",
+)
+@click.option(
+    "--every",
+    type=Duration(),
+    default=5.0,
+    metavar="TIME",
+    help="How long to rest between two reports, from 1s to 20s. By default 5s.",
+)
+def node_agent(session: CommandSession, token_file: Path, every: float) -> int:
+    """Tell a cluster's pool what the pods of this node use of its GPUs.
+
+    This runs in a pod on each node with GPUs, see "The node agent" in the
+    administrator's guide. It asks the pool's service, and nobody connects to it.
+    SIGTERM or Ctrl-C ends it.
+    """
+    if not _REPORTS_EVERY[0] <= every <= _REPORTS_EVERY[1]:
+        raise BadRequest(f"--every is {format_duration(every)}.", "Accepted: from 1s to 20s.")
+    # Imported here because no other verb needs what it costs.
+    from gpu_pool.cluster.node_agent.program import NodeAgentProgram, log_to_stderr
+
+    program = NodeAgentProgram(session.address, token_file, every)
+    log_to_stderr()
+    try:
+        complete(program.run())
+    except Interrupted:
+        # That is how it ends.
+        return 0
+
+
+#: Seconds between two reports of a node's agent, the least and the most: what it says holds for 30.
+_REPORTS_EVERY: Final = (1.0, 20.0)
 
 _KEYS: Final[Mapping[str, Callable[[EndedLease], str]]] = {
     "user": lambda row: str(row.user),

@@ -74,6 +74,7 @@ VERBS: Final[Mapping[str, str]] = {
     "drain": "administering:drain",
     "undrain": "administering:undrain",
     "serve": "administering:serve",
+    "node-agent": "administering:node_agent",
     "health": "doctor:health",
     "doctor": "doctor:doctor",
 }

@@ -17,6 +17,7 @@ from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, connect
 from gpu_pool.cluster.kernel_pods import KernelPods
 from gpu_pool.cluster.manifests import refuse_beside_server
+from gpu_pool.cluster.node_use import NodeUseReports
 from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
 from gpu_pool.cluster.pod_starts import KueuePositions, PodStarts
 from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
@@ -33,8 +34,10 @@ from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import leases, requests
+from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.store.lease_table import gone
+from gpu_pool.store.usage import Measured
 from gpu_pool_client import (
     Activity,
     BadRequest,
@@ -95,6 +98,7 @@ class ClusterBackend(Backend):
         self._checked: tuple[Device, ...] | None = None
         #: When it is looked next whether anything was missed (``time.monotonic()``).
         self._look_at = 0.0
+        self.agents = self._use = NodeUseReports(api, self.view, kubernetes, log)
         self.host, self.capacity = self, self
         self.queue = self if kubernetes.kueue else None
 
@@ -234,6 +238,7 @@ class ClusterBackend(Backend):
             self.kernels.look_at_all()
             self.view.forget_what_is_shown()
         every = await living()
+        await self._write_use(every)
         nodes_gone = {
             lease.id: Taken(NODE_GONE.reason, NODE_GONE.message)
             for lease in every
@@ -250,6 +255,12 @@ class ClusterBackend(Backend):
             if lease.is_queued and self.has_kernel(lease.id) and not self.place(lease.id)
         ]
         return Observed({**nodes_gone, **await self._give_up_the_hopeless()}, admitted)
+
+    async def _write_use(self, leases: Sequence[Lease]) -> None:
+        """Add what the agents of nodes have seen to what is known of leases, now and then."""
+        news = self._use.news(leases)
+        if news:
+            await self.pool.store.run(_add_use, news)
 
     async def _give_up_the_hopeless(self) -> Mapping[str, Taken]:
         """Return the waits for what no node could give any more, once that has been so for long enough."""
@@ -323,8 +334,12 @@ class ClusterBackend(Backend):
         self.kernels.end(lease_id)
 
     def activity(self, lease_id: str) -> Activity:
-        """Return what is known of a lease's kernel: whether there is one. Nobody here sees its GPU."""
-        return Activity() if self.has_kernel(lease_id) else Activity(initialised=False)
+        """Return what is known of a lease's kernel: whether there is one, and what its node's agent sees."""
+        return self._use.activity(lease_id) if self.has_kernel(lease_id) else Activity(initialised=False)
+
+    def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
+        """See ``Backend.memory_in_use``: what the agents of nodes have said."""
+        return self._use.memory_in_use()
 
     def has_kernel(self, lease_id: str) -> bool:
         """See ``KernelHost.has_kernel``."""
@@ -353,6 +368,10 @@ class ClusterBackend(Backend):
 
     async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
         await self.pool.record_failure(lease_id, failure)
+
+
+def _add_use(store: StoreContext, news: Mapping[str, Measured]) -> None:
+    store.measured_use.add(news)
 
 
 def _server(caller: Caller | None) -> str:

@@ -92,6 +92,7 @@ class LeasePods:
     def __init__(self) -> None:
         self._pods: dict[str, dict[Key, Manifest]] = {}
         self._leases: dict[str, str] = {}
+        self._by_uid: dict[str, Manifest] = {}
 
     def of(self, lease_id: str) -> list[Manifest]:
         """Return the pods of a lease."""
@@ -105,6 +106,10 @@ class LeasePods:
         """Return the id of the lease that has a pod, by the pod's uid."""
         return self._leases.get(uid)
 
+    def pod(self, uid: str) -> Manifest | None:
+        """Return a pod of a lease by its uid."""
+        return self._by_uid.get(uid)
+
     def ending(self, live: Collection[str]) -> Iterator[Pod]:
         """Yield the pods that are about to end, and of none of the ``live`` leases."""
         for lease_id, pods in self._pods.items():
@@ -117,8 +122,10 @@ class LeasePods:
         before = pods.pop(key, None)
         if before is not None:
             self._leases.pop(str(before["metadata"].get("uid")), None)
+            self._by_uid.pop(str(before["metadata"].get("uid")), None)
         if now is not None:
             pods[key] = now
             self._leases[str(now["metadata"].get("uid"))] = lease_id
+            self._by_uid[str(now["metadata"].get("uid"))] = now
         elif not pods:
             del self._pods[lease_id]

@@ -28,6 +28,8 @@ class ClusterTimes:
     placed_within: float = 30.0
     #: To be placed is waited for so long, less than clients wait; whoever asked is told, and asks again.
     slot_within: float = 80.0
+    #: What a node's agent says holds for so long: several times what passes between two reports.
+    use_holds: float = 30.0
 
 
 class KubernetesSettings(Configurable):
@@ -107,6 +109,10 @@ class KubernetesSettings(Configurable):
         "registry.k8s.io/pause:3.10",
         help="The image of the placeholder pods for these nodes: any that ends on SIGTERM, such as pause.",
     ).tag(config=True)
+    node_agent = Unicode(
+        help="""The service account of the node agents, as NAMESPACE/NAME: whose pods may say what kernels on
+        their node use of its GPUs. Empty: nobody's."""
+    ).tag(config=True)
     image = Unicode(
         help="The image of kernels whose course names none. By default that of the notebook server."
     ).tag(config=True)
@@ -150,6 +156,12 @@ class KubernetesSettings(Configurable):
                 )
         return list(proposal.value)
 
+    @validate("node_agent")
+    def _check_account(self, proposal: Any) -> str:
+        if proposal.value and not _ACCOUNT.fullmatch(proposal.value):
+            raise TraitError(f"node_agent is {proposal.value[:80]!r}. Accepted: NAMESPACE/NAME.")
+        return str(proposal.value)
+
     @property
     def groups(self) -> tuple[NodeGroup, ...]:
         """The groups of nodes that can grow. Raises ``BadRequest`` where they are not described."""
@@ -175,5 +187,6 @@ class KubernetesSettings(Configurable):
 
 #: The container of a kernel's pod.
 CONTAINER = "kernel"
+_ACCOUNT = re.compile(r"[a-z0-9-]{1,63}/[a-z0-9.-]{1,253}", re.ASCII)
 #: The name of a namespace; something of it must be said, or all of them would be meant.
 _NAMESPACE = re.compile(r"(?=[^{]|\{\w+\}[a-z0-9-])[a-z0-9-]*(?:\{(?:course|user)\}[a-z0-9-]*)?", re.ASCII)

@@ -82,6 +82,27 @@ class ProcessSampler:
                 problems.append(_problem(device, error))
         return ProcessSample(uses, tuple(problems))
 
+    def utilisation(self, device: Device, seconds: float) -> dict[int, float] | None:
+        """Return the largest part of a device's multiprocessors that each process used in the last seconds.
+
+        Those alone are named that have worked. None where the driver does not say: of MIG instances it never
+        does. It says that something of a process ran there, and not how much of the device that took.
+        """
+        if device.simulated or self._session.open():
+            return None
+        since = int((time.time() - seconds) * 1e6)
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(self._session.handle(device.uuid), since)
+        except pynvml.NVMLError_NotFound:  # no process worked in this time
+            return {}
+        except FAILURES:
+            return None
+        found: dict[int, float] = {}
+        for each in samples:
+            if each.smUtil:
+                found[each.pid] = max(found.get(each.pid, 0.0), min(1.0, each.smUtil / 100))
+        return found
+
     def close(self) -> None:
         """Let go of NVML; the next look opens it again."""
         self._session.close()

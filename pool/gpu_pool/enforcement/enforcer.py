@@ -274,8 +274,8 @@ class Enforcer:
         return not device.one_size and self._isolation.tier(device).allows_burst
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
-        """Return what leases with a limit were last seen to use: MiB by lease id and device uuid."""
-        return {} if self._watchdog is None else self._watchdog.use_of_limited
+        """Return what leases were last seen to use: MiB by lease id and device uuid."""
+        return {} if self._watchdog is None else self._watchdog.memory_in_use
 
     async def close(self) -> None:
         """Enforce nothing that needs this process any more: devices on which no lease lives are as before."""

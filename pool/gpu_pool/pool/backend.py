@@ -3,8 +3,8 @@
 A :class:`Backend` says which devices there are and makes leases take effect there; every rule about
 leases is the pool's. What not every place has, is a part of its own: :class:`Suspension` where device
 memory can be moved, a :class:`KernelHost` where kernels do not run beside their server, an
-:class:`ExternalQueue` where somebody else decides whose turn it is, and :class:`ElasticCapacity` where
-machines come and go.
+:class:`ExternalQueue` where somebody else decides whose turn it is, :class:`ElasticCapacity` where
+machines come and go, and :class:`NodeAgents` where programs on other machines say what is used there.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gpu_pool_client import (
     Lease,
     Outlook,
     Place,
+    PodUse,
     Process,
     SliceRequest,
 )
@@ -116,6 +117,7 @@ class Backend(ABC):
     host: KernelHost | None = None
     queue: ExternalQueue | None = None
     capacity: ElasticCapacity | None = None
+    agents: NodeAgents | None = None
 
     def join(self, pool: PoolSide) -> None:
         """Belong to a pool, from before anything else is asked."""
@@ -192,7 +194,7 @@ class Backend(ABC):
         return False
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
-        """Return what was last seen in use by leases with a limit: MiB by lease id and device uuid."""
+        """Return what leases were last seen to use: MiB by lease id and device uuid, where that is known."""
         return {}
 
     @abstractmethod
@@ -272,3 +274,21 @@ class ElasticCapacity(Protocol):
 
         ``number`` is that of the lease; None for somebody who does not wait yet.
         """
+
+
+class NodeAgents(Protocol):
+    """Programs on other machines that see what runs there, and are believed of their own machine alone."""
+
+    async def node_of(self, token: str) -> str:
+        """Return the name of the machine whose agent has this token.
+
+        Raises ``NotAllowed`` where it is no agent's, and ``PoolUnreachable`` where that cannot be found out.
+        """
+
+    async def report(
+        self, node: str, devices: Sequence[str], uses: Sequence[PodUse], *, complete: bool
+    ) -> None:
+        """Take what the agent of a machine says. See ``Pool.report_use``."""
+
+    def ages(self) -> Mapping[str, float]:
+        """Return how many seconds ago each machine's agent last said something that was believed."""

@@ -49,6 +49,7 @@ _HOLDERS_REASONS: Final = frozenset(
 _USER: Final = frozenset((Principal.USER, Principal.OWNER, Principal.PROCESS, Principal.INSTRUCTOR))
 _ADMINISTRATOR: Final = _USER | {Principal.ADMINISTRATOR}
 _SERVICE: Final = frozenset((Principal.SERVICE,))
+_NODE_AGENT: Final = frozenset((Principal.NODE_AGENT,))
 
 
 @dataclass(slots=True)
@@ -324,6 +325,8 @@ class PoolForCaller(Pool):
 
 def _principals(caller: Caller) -> frozenset[Principal]:
     """Return all that a caller may be to a pool and its leases; whose a lease is, is asked besides."""
+    if caller.node:
+        return _NODE_AGENT
     if caller.is_admin:
         return _ADMINISTRATOR
     return _SERVICE if caller.is_service else _USER

@@ -40,6 +40,7 @@ from gpu_pool_client import (
     NeverFits,
     NotAllowed,
     Outlook,
+    PodUse,
     Pool,
     PoolStatus,
     PoolUnreachable,
@@ -48,6 +49,7 @@ from gpu_pool_client import (
     TakingEffect,
     TimedOut,
 )
+from gpu_pool_client._operations import operation_of
 
 #: How often a waiter reads its place: a few microseconds of work each time.
 _POLL: Final = 0.1
@@ -286,6 +288,15 @@ class GpuPool(Pool):
             return self.backend.host.activity(lease.id)
         who = lease.process, lease.slices, lease.id, lease.holder.process
         return await in_own_thread(activity_of, *who, self.core.settings.tuning.cuda_device)
+
+    async def report_use(
+        self, devices: Sequence[str], uses: Sequence[PodUse], *, complete: bool = True
+    ) -> None:
+        """See ``Pool.report_use``."""
+        agents, node = self.backend.agents, self._caller.node if self._caller else ""
+        if agents is None or not node:
+            raise NotAllowed(*operation_of(Pool.report_use).refusal)
+        await agents.report(node, devices, uses, complete=complete)
 
     async def resize(self, lease_id: str, request: SliceRequest, *, ahead: bool = False) -> Lease:
         """See ``Pool.resize``."""

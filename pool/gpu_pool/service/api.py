@@ -28,7 +28,7 @@ from gpu_pool.service.metrics import Metrics, MetricsHandler
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import EndReason, NotAllowed
-from gpu_pool_client._operations import Operation
+from gpu_pool_client._operations import NODE_AGENTS, Operation
 from gpu_pool_client._pool import OPERATIONS
 from gpu_pool_client._remote import bodies
 from gpu_pool_client._remote.bodies import PROBLEM_TYPE, ProblemDocument
@@ -59,6 +59,8 @@ class Route:
     exchanges: Mapping[str, Exchange]
     #: Whether anybody may ask.
     is_public: bool = False
+    #: Whether node agents and nobody else may ask.
+    is_for_agents: bool = False
 
     @property
     def pattern(self) -> str:
@@ -80,7 +82,12 @@ def routes_of(table: Iterable[Operation]) -> list[Route]:
         if row.http is not None:
             by_path.setdefault(row.http.path, {})[row.http.method] = row
     return [
-        Route(path, _handler_of(path, rows), {method: _exchange_of(row) for method, row in rows.items()})
+        Route(
+            path,
+            _handler_of(path, rows),
+            {method: _exchange_of(row) for method, row in rows.items()},
+            is_for_agents=all(row.may == NODE_AGENTS for row in rows.values()),
+        )
         for path, rows in by_path.items()
     ]
 
@@ -255,6 +262,8 @@ class ApiOptions:
     taken_within: float = 30.0
     #: Networks from which the metrics may be read without a token.
     metrics_from: Collection[Network] = ()
+    #: Who finds out which node's agent asks; None where there are none.
+    agents: Identify | None = None
     #: What is to be called when the service stops.
     stops: list[Callable[[], None]] = field(default_factory=list)
 
@@ -273,12 +282,16 @@ def api(
         "in_flight": options.in_flight,
         "log": options.log,
     }
+    of_agents = {**shared, "identify": options.agents or identify}
     root = prefix.rstrip("/") + bodies.API
     metrics = options.metrics
     counted = {**shared, "metrics": metrics, "networks": options.metrics_from}
     return Application(
         [
-            *((re.escape(root) + route.pattern, route.handler, shared) for route in ROUTES),
+            *(
+                (re.escape(root) + each.pattern, each.handler, of_agents if each.is_for_agents else shared)
+                for each in ROUTES
+            ),
             (f"{re.escape(prefix)}api/.*", NothingHandler, shared),
             (f"{re.escape(prefix)}metrics", MetricsHandler, counted),
             *more,

@@ -39,6 +39,7 @@ from gpu_pool.service.http_server import BACKLOG, LimitedServer, PeerServer, Ser
 from gpu_pool.service.hub import HubPlace, hub_place, named_by
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics
+from gpu_pool.service.node_identity import NodeIdentity
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings, config_folders, load_settings
@@ -51,6 +52,8 @@ from gpu_pool_client._remote.endpoints import own_socket
 _STOP_WITHIN: Final = 10.0
 #: Seconds between two looks for what ended so long ago that less is kept of it.
 _FORGET_EVERY: Final = 600.0
+#: What the agent of one node may say in a minute: several times what it does.
+_REPORTS: Final = 120
 #: Files that the service needs itself, apart from connections: the store, the log, questions to the Hub.
 _OWN_FILES: Final = 512
 #: Seconds for which one thread may keep the interpreter while another wants it. Python's own 5 ms are
@@ -218,6 +221,7 @@ class ServeApp(ServeSettings, Program):
     def _options(self, pool: GpuPool, changes: LeaseChanges, heartbeats: Heartbeats) -> ApiOptions:
         folder, courses = _courses(self._pool_settings)
         streams = EventStreams(Snapshots(pool, changes, self.log), self._limits())
+        agents = pool.backend.agents
         return ApiOptions(
             pool=pool,
             served=ServedPool(
@@ -234,6 +238,7 @@ class ServeApp(ServeSettings, Program):
             taken_within=self.taken_within,
             metrics=_metrics(pool, lambda: {*self._pool_settings.courses, *courses().usable}),
             metrics_from=self._networks,
+            agents=None if agents is None else NodeIdentity(agents, pool.backend.boot),
             stops=[pool.core.stop_waiting, streams.snapshots.stop],
         )
 
@@ -280,6 +285,10 @@ class ServeApp(ServeSettings, Program):
             RatePerMinute(
                 self.max_requests,
                 message="You have asked the pool for {most} leases within a minute, which is the limit.",
+            ),
+            RatePerMinute(
+                _REPORTS,
+                message="This node's agent has reported {most} times in a minute, which is the limit.",
             ),
         )
 

@@ -33,6 +33,8 @@ class CallLimits:
     decisions: RatePerMinute | None = None
     questions: RatePerMinute | None = None
     requests: RatePerMinute | None = None
+    #: What the agent of one node may say.
+    reports: RatePerMinute | None = None
 
 
 class CallerCosts:
@@ -40,7 +42,7 @@ class CallerCosts:
 
     def __init__(self, limits: CallLimits) -> None:
         self.requests = limits.requests
-        self._questions = limits.questions
+        self._questions, self._reports = limits.questions, limits.reports
         self._waits = ConcurrencyLimit(
             limits.most_waits,
             "You already wait for {most} leases at once, which is the limit.",
@@ -52,7 +54,9 @@ class CallerCosts:
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, cost: Cost, caller: Caller) -> AbstractAsyncContextManager[None]:
-        """Answer within this what changes nothing, and costs so much. Raises ``OverQuota``."""
+        """Do within this what decides nothing, and costs so much. Raises ``OverQuota``."""
+        if cost is Cost.REPORT and self._reports is not None:
+            self._reports.count(caller.user)
         if cost is Cost.QUESTION:
             return self.asking(caller)
         return self._one_at_a_time(caller) if cost is Cost.ONE_AT_A_TIME else nullcontext()

@@ -91,6 +91,28 @@ class Measured:
     device_seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class UseTally:
+    """What one lease has used since it was last written down; see :class:`Measured`."""
+
+    peak_mib: int | None = None
+    mib_seconds: float = 0.0
+    memory_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    def add(self, memory_mib: int | None, seconds: float) -> None:
+        """Count what is in use of one device, for so many seconds; None where that is not known."""
+        self.device_seconds += seconds
+        if memory_mib is not None:
+            self.peak_mib = memory_mib if self.peak_mib is None else max(self.peak_mib, memory_mib)
+            self.mib_seconds += memory_mib * seconds
+            self.memory_seconds += seconds
+
+    def measured(self) -> Measured:
+        """Return it as it is written down."""
+        return Measured(self.peak_mib, self.mib_seconds, self.memory_seconds, self.device_seconds)
+
+
 class MeasuredUseTable:
     """Reads what is held, and adds what was measured of it. Each call is a transaction of its own."""
 

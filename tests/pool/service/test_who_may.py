@@ -25,7 +25,7 @@ from gpu_pool_client import (
     Process,
     parse_request,
 )
-from gpu_pool_client._operations import ADMINISTRATORS, Operation, Principal, Sight, operation_of
+from gpu_pool_client._operations import ADMINISTRATORS, NODE_AGENTS, Operation, Principal, Sight, operation_of
 from gpu_pool_client._pool import OPERATIONS
 from support.pools import embedded
 
@@ -35,6 +35,9 @@ ADA, EVE, ROOT, TURING, SERVICE = (
     Caller(name, name == "root", name, remote_process(name, "", name, ""), is_service=name == "/hub")
     for name in ("ada", "eve", "root", "turing", "/hub")
 )
+AGENT = Caller("node/n1", False, "node/n1", remote_process("node/n1", "", "", ""), node="n1")
+#: Nobody else may do what these may.
+FOR_SOME_ALONE: Final = (ADMINISTRATORS, NODE_AGENTS)
 COURSE: Final = """
 title: Machine learning
 who: {users: [ada]}
@@ -50,6 +53,8 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "message": "The exam begins.",
     "timeout": 0,
     "spans": ((1000.0, 60.0),),
+    "devices": ("GPU-1",),
+    "uses": (),
 }
 by_name = pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row.name)
 
@@ -98,7 +103,7 @@ async def test_of_a_lease_that_is_another_s_there_is_none(
     row: Operation, served: ServedPool, lease: str
 ) -> None:
     error = await refusal(row, served.for_caller(EVE), lease, Holder("eve"))
-    may_not = row.may == ADMINISTRATORS or (row.is_of_lease and row.name != "release")
+    may_not = row.may in FOR_SOME_ALONE or (row.is_of_lease and row.name != "release")
     assert is_refused(error, row) == may_not
     # To end it is silent about what is not there, and does nothing.
     assert (await served.pool.get_lease(lease)).ended_at is None
@@ -109,7 +114,7 @@ async def test_its_user_may_what_is_not_for_administrators_alone(
     row: Operation, served: ServedPool, lease: str
 ) -> None:
     error = await refusal(row, served.for_caller(ADA), lease, Holder("ada"))
-    assert is_refused(error, row) == (row.may == ADMINISTRATORS)
+    assert is_refused(error, row) == (row.may in FOR_SOME_ALONE)
 
 
 @by_name
@@ -126,7 +131,17 @@ async def test_its_process_alone_may_what_only_it_knows_the_consequences_of(
 @by_name
 async def test_an_administrator_may_all_else(row: Operation, served: ServedPool, lease: str) -> None:
     error = await refusal(row, served.for_caller(ROOT), lease, Holder("root"))
-    assert not is_refused(error, row)
+    assert is_refused(error, row) == (row.may == NODE_AGENTS)
+
+
+@by_name
+async def test_a_node_s_agent_may_nothing_but_say_what_is_used_there(
+    row: Operation, served: ServedPool, lease: str
+) -> None:
+    error = await refusal(row, served.for_caller(AGENT), lease, Holder(AGENT.user))
+    # This pool has no nodes, and says so in the same words.
+    assert is_refused(error, row) or row.name == "release"
+    assert (await served.pool.get_lease(lease)).ended_at is None
 
 
 @by_name
@@ -135,7 +150,7 @@ async def test_an_instructor_may_read_of_their_courses_leases_what_the_row_says(
 ) -> None:
     error = await refusal(row, served.for_caller(TURING), lease, Holder("turing"))
     may_not = row.is_of_lease and Principal.INSTRUCTOR not in row.may and row.name != "release"
-    assert is_refused(error, row) == (may_not or row.may == ADMINISTRATORS)
+    assert is_refused(error, row) == (may_not or row.may in FOR_SOME_ALONE)
     assert (await served.pool.get_lease(lease)).ended_at is None
 
 

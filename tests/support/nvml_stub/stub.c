@@ -29,6 +29,7 @@
  *   process 4711 300                    process 4711 computes on it and uses 300 MiB,
  *   process 4712 - mps                  or an amount that is not told, through MPS;
  *   process 4713 12 graphics            one that draws
+ *   works 4711 87                       process 4711 has used 87% of its multiprocessors lately; 0 for none
  *
  * A `fail` before the first gpu is for the queries of the library itself. What a
  * device does not say is not supported, as on real cards. Building with
@@ -41,9 +42,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE };
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 13 };
 enum { TO_GPU = 0, TO_SWITCH = 2 };
 enum { DEVICES = 128, LINKS = 36, FAILURES = 16, PROCESSES = 2048 };
 
@@ -61,11 +63,14 @@ struct device {
     int failing;
 };
 
+/* nvmlProcessUtilizationSample_t */
+struct sample { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; };
 struct process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
 
 static struct device library, devices[DEVICES];
 static struct { struct device *device; struct process process; char kind[12]; } processes[PROCESSES];
-static int count, users, running;
+static struct { struct device *device; struct sample sample; } samples[PROCESSES];
+static int count, users, running, sampled;
 static struct stat last;
 static char driver[80];
 
@@ -96,6 +101,14 @@ static void read_failure(struct device *device, const char *line) {
     if (sscanf(line, "fail %63s %d", device->failures[place].query, &device->failures[place].code) != 2) bad(line);
 }
 
+static void read_work(struct device *device, const char *line) {
+    if (sampled == PROCESSES) bad(line);
+    struct sample *sample = &samples[sampled].sample;
+    *sample = (struct sample){0, 0, 0, 0, 0, 0};
+    if (sscanf(line, "works %u %u", &sample->pid, &sample->sm) != 2) bad(line);
+    samples[sampled++].device = device;
+}
+
 static void read_process(struct device *device, const char *line) {
     char amount[24];
     if (running == PROCESSES) bad(line);
@@ -116,7 +129,7 @@ static void read_scenario(void) {
     struct stat found;
     char line[256];
     if (!fstat(fileno(file), &found)) last = found;
-    count = running = 0;
+    count = running = sampled = 0;
     memset(&library, 0, sizeof library);
     memset(devices, 0, sizeof devices);
     while (fgets(line, sizeof line, file)) {
@@ -126,6 +139,7 @@ static void read_scenario(void) {
         else if (!strncmp(line, "link ", 5)) read_link(device, line);
         else if (!strncmp(line, "fail ", 5)) read_failure(device, line);
         else if (!strncmp(line, "process ", 8)) read_process(device, line);
+        else if (!strncmp(line, "works ", 6)) read_work(device, line);
         else if (sscanf(line, "driver %79s", driver) == 1) continue;
         else if (sscanf(line, "memory %llu %llu", &device->memory, &device->reserved) == 2) continue;
         else if (sscanf(line, "slow %u", &device->slow) == 1) continue;
@@ -347,6 +361,25 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *device, unsigned *
 int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *device, unsigned *number, struct process *found) {
     QUERY(device);
     return device->gpu ? NOT_SUPPORTED : list(device, "graphics", number, found);
+}
+
+/* Those alone that have worked; a device of which nothing is said has no such query. */
+int nvmlDeviceGetProcessUtilization(struct device *device, struct sample *found, unsigned *number,
+                                    unsigned long long since) {
+    QUERY(device);
+    unsigned room = found ? *number : 0, known = 0;
+    *number = 0;
+    for (int i = 0; i < sampled; i++) {
+        if (samples[i].device != device) continue;
+        known = 1;
+        unsigned long long now = (unsigned long long)time(NULL) * 1000000;
+        if (!samples[i].sample.sm || now <= since) continue;
+        samples[i].sample.at = now;
+        if (*number < room) found[*number] = samples[i].sample;
+        ++*number;
+    }
+    if (!known) return FUNCTION_NOT_FOUND;
+    return !*number ? NOT_FOUND : *number > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
 /* ---- MIG ---- */

@@ -28,7 +28,7 @@ from gpu_pool.enforcement.watchdog.processes import (
     own_namespace,
     program_of,
 )
-from gpu_pool.store.usage import Measured
+from gpu_pool.store.usage import Measured, UseTally
 from gpu_pool_client import Device, Lease, Process, format_memory
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._processes import lineage, owner_of
@@ -182,28 +182,11 @@ def root_of(lease: Lease) -> Process | None:
 _WRITE_EVERY: Final = 10.0
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What one lease has used since it was last written down; see :class:`Measured`."""
-
-    peak_mib: int | None = None
-    mib_seconds: float = 0.0
-    memory_seconds: float = 0.0
-    device_seconds: float = 0.0
-
-    def add(self, memory_mib: int | None, seconds: float) -> None:
-        self.device_seconds += seconds
-        if memory_mib is not None:
-            self.peak_mib = memory_mib if self.peak_mib is None else max(self.peak_mib, memory_mib)
-            self.mib_seconds += memory_mib * seconds
-            self.memory_seconds += seconds
-
-
 class UsageMeter:
     """Adds up what the leases use of their devices."""
 
     def __init__(self) -> None:
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, UseTally] = {}
         #: Leases of which is written that they are measured, though they use nothing.
         self._begun: set[str] = set()
         self._written_at: float | None = None
@@ -219,7 +202,7 @@ class UsageMeter:
             for part in lease.slices:
                 if part.device.uuid in seen:
                     self._begun.add(lease.id)
-                    shares = self._tallies.get(lease.id) or self._tallies.setdefault(lease.id, _Tally())
+                    shares = self._tallies.get(lease.id) or self._tallies.setdefault(lease.id, UseTally())
                     owned = used.get(part.device.uuid) if used else None
                     if owned:
                         shares.add(_total_mib(owned), seconds)
@@ -236,10 +219,7 @@ class UsageMeter:
 
     def all(self) -> Mapping[str, Measured]:
         """Return all that is not written down."""
-        return {
-            lease: Measured(each.peak_mib, each.mib_seconds, each.memory_seconds, each.device_seconds)
-            for lease, each in self._tallies.items()
-        }
+        return {lease: each.measured() for lease, each in self._tallies.items()}
 
     def written(self, now: float) -> None:
         """All of it is in the store."""
@@ -261,14 +241,14 @@ def _total_mib(owned: Iterable[OwnedUse]) -> int | None:
     return total
 
 
-def use_of_limited(
+def memory_in_use(
     leases: Iterable[Lease], seen: Mapping[str, object], found: Attribution
 ) -> dict[str, dict[str, int]]:
-    """Return what leases with a limit use on devices that were ``seen``, where it is known, by their ids."""
+    """Return what leases use on devices that were ``seen``, where it is known, by their ids."""
     used: dict[str, dict[str, int]] = {}
     for lease in leases:
         for part in lease.slices:
-            if part.limit_mib and part.device.uuid in seen and _is_visible(lease):
+            if part.device.uuid in seen and _is_visible(lease):
                 total = _total_mib(found.leases.get(lease.id, {}).get(part.device.uuid, ()))
                 if total is not None:
                     used.setdefault(lease.id, {})[part.device.uuid] = total

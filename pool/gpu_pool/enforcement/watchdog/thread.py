@@ -18,7 +18,7 @@ from gpu_pool.enforcement.watchdog.attribution import (
     UnmanagedProcess,
     UnmanagedProcesses,
     UsageMeter,
-    use_of_limited,
+    memory_in_use,
 )
 from gpu_pool.enforcement.watchdog.escalation import Tolerance
 from gpu_pool.enforcement.watchdog.watchdog import Evict, Watchdog, WatchdogActions
@@ -117,8 +117,8 @@ class WatchdogThread:
         self._thread = threading.Thread(target=self._run, name="gpu-pool-watchdog", daemon=True)
         #: The processes that use a device of the pool and hold no lease there.
         self.unmanaged: tuple[UnmanagedProcess, ...] = ()
-        #: What leases with a limit use, where that is known: MiB by lease id and device uuid.
-        self.use_of_limited: Mapping[str, Mapping[str, int]] = {}
+        #: What leases use, where that is known: MiB by lease id and device uuid.
+        self.memory_in_use: Mapping[str, Mapping[str, int]] = {}
         #: What keeps it from seeing everything, in words.
         self.problems: tuple[str, ...] = ()
 
@@ -146,7 +146,7 @@ class WatchdogThread:
         self._measured_at = now
         self._meter.measure(self._mine, sample.uses, found, seconds)
         self.unmanaged = self._unmanaged.handle(found, devices, now)
-        self.use_of_limited = use_of_limited(leases, sample.uses, found)
+        self.memory_in_use = memory_in_use(leases, sample.uses, found)
         if self._watchdog is not None:
             self._watchdog.watch(self._mine, found.leases, now)
         self._write(self._meter.news(leases, now), now)

@@ -1,0 +1,321 @@
+"""What the pods of kernels use of their GPUs, as the agents of their nodes say it.
+
+An agent is known by a token that the cluster bound to its pod, and so to its node; the cluster is asked about
+it (TokenReview). It is believed of that node's pods alone. What it says is kept in memory, and holds for some
+seconds: after that, or after a restart of the service, what pods use is not known until it is said again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
+from gpu_pool.cluster.dialects import Manifest
+from gpu_pool.cluster.dialects.objects import listing, mapping
+from gpu_pool.cluster.manifests import number_of
+from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.cluster.view import ClusterView
+from gpu_pool.store.usage import Measured, UseTally
+from gpu_pool_client import Activity, BadRequest, Lease, LeaseState, NotAllowed, PodUse, PoolUnreachable
+from gpu_pool_client._requests import MAX_MIB
+
+#: What a node agent's token is made for, so that nobody can use it to ask the cluster for anything.
+AUDIENCE: Final = "gpu-pool"
+_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
+#: What the cluster says of a token that is bound to a pod. That of the node is there from Kubernetes 1.30 on
+#: (ServiceAccountTokenPodNodeInfo).
+_EXTRA: Final = "authentication.kubernetes.io/"
+#: Seconds between two writes to the store, for all leases together.
+_WRITE_EVERY: Final = 10.0
+#: More of each than any node has.
+_MOST_DEVICES, _MOST_USES, _MOST_PROCESSES = 256, 1_024, 4_194_304
+_UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|", re.ASCII)
+_CONTAINER: Final = re.compile(r"[0-9A-Za-z_.-]{0,128}", re.ASCII)
+_DEVICE: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
+_AGENTS_LOG: Final = "See the log of the node agent."
+
+
+class PodOfToken(NamedTuple):
+    """The pod that a token is bound to, as the cluster says it."""
+
+    namespace: str
+    name: str
+    uid: str
+    #: Empty where the cluster does not say it.
+    node: str
+
+
+def read_review(answer: Manifest, account: str) -> PodOfToken:
+    """Return the pod of a token that is of the service account ``NAMESPACE/NAME`` and for us. Pure.
+
+    Raises ``NotAllowed``, also for a token of that account which is bound to no pod: that is no agent's.
+    """
+    status = mapping(answer.get("status"))
+    user = mapping(status.get("user"))
+    if status.get("authenticated") is not True or AUDIENCE not in (status.get("audiences") or ()):
+        raise NotAllowed(
+            "The cluster does not know this token, or it was not made for this pool.", _AGENTS_LOG
+        )
+    namespace, _, name = account.partition("/")
+    if user.get("username") != f"system:serviceaccount:{namespace}:{name}":
+        raise NotAllowed("This token is not that of the node agents' service account.", _AGENTS_LOG)
+    extra = mapping(user.get("extra"))
+    pod, uid, node = (_first(extra.get(_EXTRA + key)) for key in ("pod-name", "pod-uid", "node-name"))
+    if not (pod and uid):
+        raise NotAllowed("This token is bound to no pod, so it is no node agent's.", _AGENTS_LOG)
+    return PodOfToken(namespace, pod, uid, node)
+
+
+def _first(values: Any) -> str:
+    return str(values[0]) if isinstance(values, list) and len(values) == 1 else ""
+
+
+def check_report(devices: Sequence[str], uses: Sequence[PodUse]) -> None:
+    """Raise ``BadRequest`` for what cannot be so. Pure."""
+    if len(devices) > _MOST_DEVICES or len(uses) > _MOST_USES:
+        raise BadRequest(
+            f"The report has {len(devices)} devices and {len(uses)} uses.",
+            f"Accepted: {_MOST_DEVICES} and {_MOST_USES} at most.",
+        )
+    for device in devices:
+        if not _DEVICE.fullmatch(device):
+            raise BadRequest(f"{device[:40]!a} is not the uuid of a device.", _AGENTS_LOG)
+    told: set[tuple[str, str, str]] = set()
+    for each in uses:
+        problem = _problem(each, devices)
+        name = each.pod, each.container, each.device
+        if problem or name in told:
+            raise BadRequest(f"What pod {each.pod[:40]!a} uses {problem or 'is told twice'}.", _AGENTS_LOG)
+        told.add(name)
+
+
+def _problem(use: PodUse, devices: Sequence[str]) -> str:
+    """Say what is wrong with one use; empty for nothing."""
+    if not (_UID.fullmatch(use.pod) and _CONTAINER.fullmatch(use.container) and (use.pod or use.container)):
+        return "has no uid of a pod, and no container"
+    if use.device not in devices:
+        return f"is of {use.device[:40]!a}, which was not looked at"
+    if use.memory_mib is not None and not 0 <= use.memory_mib <= MAX_MIB:
+        return f"is {use.memory_mib} MiB"
+    if not 1 <= use.processes <= _MOST_PROCESSES:
+        return f"is by {use.processes} processes"
+    busy = use.utilisation
+    if busy is not None and not (math.isfinite(busy) and 0 <= busy <= 1):
+        return f"is a utilisation of {busy}, which is from 0 to 1"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What one agent said last."""
+
+    at: float
+    #: Whether all devices of the node were looked at.
+    complete: bool
+    #: By the pod's uid, or the container's id where that was not known.
+    uses: Mapping[str, tuple[PodUse, ...]]
+
+
+class NodeUseReports:
+    """What is used on nodes; the part ``NodeAgents`` of the backend. Used in one event loop."""
+
+    def __init__(
+        self,
+        api: Api,
+        view: ClusterView,
+        settings: KubernetesSettings,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api, self._view, self._log, self._clock = api, view, log, clock
+        self._account, self._holds = settings.node_agent, settings.times.use_holds
+        self._reports: dict[str, _Report] = {}
+        #: What was last logged of each node whose agent is not believed.
+        self._complaints: dict[str, str] = {}
+        self._tallies: dict[str, UseTally] = {}
+        #: Leases of which is written that they are measured, also where they use nothing.
+        self._begun: set[str] = set()
+        self._written_at = clock()
+
+    # -- Who says it -------------------------------------------------------------
+
+    async def node_of(self, token: str) -> str:
+        """See ``NodeAgents.node_of``."""
+        if not self._account:
+            raise NotAllowed(
+                "This pool takes no reports of node agents.",
+                "Name their service account in c.KubernetesSettings.node_agent.",
+            )
+        review = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        }
+        try:
+            answer = await self._api.ask("POST", _REVIEWS, review)
+        except ApiAway as away:
+            raise PoolUnreachable(f"The cluster cannot be asked whose token that is: {away}.") from away
+        except ApiRefused as refused:
+            self._complain(
+                "", f"The cluster does not let the service ask whose a node agent's token is: {refused}"
+            )
+            raise PoolUnreachable(
+                "The pool's service may not ask the cluster whose token that is.",
+                "Give it the right to create tokenreviews.",
+            ) from refused
+        found = read_review(answer, self._account)
+        return found.node or self._node_of_pod(found)
+
+    def _node_of_pod(self, found: PodOfToken) -> str:
+        pod = self._view.pods.get(found.namespace, found.name)
+        node = _node_of(pod) if pod is not None and pod["metadata"].get("uid") == found.uid else ""
+        if not node:
+            raise PoolUnreachable("The pod of this node agent is not known yet.", "Try again in a moment.")
+        return node
+
+    # -- What is said ------------------------------------------------------------
+
+    async def report(
+        self, node: str, devices: Sequence[str], uses: Sequence[PodUse], *, complete: bool
+    ) -> None:
+        """See ``NodeAgents.report``."""
+        try:
+            check_report(devices, uses)
+            self._check_place(node, uses)
+        except (BadRequest, NotAllowed) as error:
+            self._reports.pop(node, None)
+            self._complain(node, f"The agent of node {node!a} is not believed: {error.message}")
+            raise
+        self._complaints.pop(node, None)
+        now, before = self._clock(), self._reports.get(node)
+        by_pod: dict[str, tuple[PodUse, ...]] = {}
+        for use in uses:
+            key = use.pod or use.container
+            by_pod[key] = (*by_pod.get(key, ()), use)
+        report = self._reports[node] = _Report(now, complete, by_pod)
+        if before is not None:
+            self._count(node, report, min(now - before.at, self._holds))
+
+    def _check_place(self, node: str, uses: Sequence[PodUse]) -> None:
+        """Refuse what is said of a kernel's pod on another node."""
+        for pod in {use.pod for use in uses if use.pod}:
+            found = self._view.own.pod(pod)
+            if found is not None and _node_of(found) != node:
+                raise NotAllowed(
+                    f"The pod {pod} is not on node {node!a}, of which alone this agent is believed.",
+                    _AGENTS_LOG,
+                )
+
+    def _complain(self, node: str, text: str) -> None:
+        """Log what is wrong, once until it changes."""
+        if self._complaints.get(node) != text:
+            self._complaints[node] = text
+            self._log.warning("%s", text)
+
+    def ages(self) -> Mapping[str, float]:
+        """See ``NodeAgents.ages``."""
+        now = self._clock()
+        return {node: now - report.at for node, report in self._reports.items()}
+
+    # -- What is known -----------------------------------------------------------
+
+    def activity(self, lease_id: str) -> Activity:
+        """Return what a lease's kernel does with its GPU; nothing where no agent has said it lately."""
+        uses = self._seen(lease_id)
+        if uses is None:
+            return Activity()
+        if not uses:  # it may have opened the driver all the same, which does not show there
+            return Activity(working=False, memory_mib=0)
+        busy = [use.utilisation for use in uses]
+        working = True if any(busy) else None if None in busy else False
+        return Activity(initialised=True, working=working, memory_mib=_total(uses))
+
+    def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
+        """See ``Backend.memory_in_use``."""
+        found = {lease_id: self._seen(lease_id) for lease_id in self._view.own.leases()}
+        return {lease_id: _known_by_device(uses) for lease_id, uses in found.items() if uses is not None}
+
+    def _seen(self, lease_id: str) -> tuple[PodUse, ...] | None:
+        """Return what a lease's newest pod was last seen to use; None where that is not known."""
+        pods = self._view.own.of(lease_id)
+        if not pods:
+            return None
+        pod = max(pods, key=lambda each: number_of(each["metadata"]["name"]))
+        report = self._reports.get(_node_of(pod))
+        if report is None or self._clock() - report.at > self._holds:
+            return None
+        uses = _of_pod(pod, report)
+        return uses if uses or report.complete else None
+
+    # -- What is written down ------------------------------------------------------
+
+    def _count(self, node: str, report: _Report, seconds: float) -> None:
+        """Count what leases use, as if for so many seconds."""
+        for lease_id in self._leases_in(node, report):
+            tally = self._tallies.setdefault(lease_id, UseTally())
+            for memory_mib in _by_device(self._seen(lease_id) or ()).values():
+                tally.add(memory_mib, seconds)
+
+    def _leases_in(self, node: str, report: _Report) -> set[str]:
+        """Return the leases of which a report says anything."""
+        found = {self._view.own.lease_of(key) for key in report.uses}
+        if any(not use.pod for uses in report.uses.values() for use in uses):
+            here = {lease: self._view.own.of(lease) for lease in self._view.own.leases()}
+            found |= {
+                lease
+                for lease, pods in here.items()
+                if any(_node_of(pod) == node and _of_pod(pod, report) for pod in pods)
+            }
+        return {lease_id for lease_id in found if lease_id}
+
+    def news(self, leases: Iterable[Lease]) -> Mapping[str, Measured]:
+        """Return what was seen since the last time, by lease id, to be added to the store; mostly nothing."""
+        now = self._clock()
+        if now - self._written_at < _WRITE_EVERY:
+            return {}
+        self._written_at = now
+        self._reports = {node: each for node, each in self._reports.items() if self._view.has_node(node)}
+        held = {lease.id for lease in leases if lease.state is LeaseState.HELD}
+        for lease_id in held - self._begun - self._tallies.keys():
+            if self._seen(lease_id) is not None:
+                self._tallies[lease_id] = UseTally()
+        found, self._tallies = self._tallies, {}
+        self._begun = (self._begun & held) | found.keys()
+        return {lease_id: tally.measured() for lease_id, tally in found.items()}
+
+
+def _node_of(pod: Manifest) -> str:
+    return str(mapping(pod.get("spec")).get("nodeName") or "")
+
+
+def _of_pod(pod: Manifest, report: _Report) -> tuple[PodUse, ...]:
+    """Return what a report says of a pod, by its uid and by the ids of its containers."""
+    status = mapping(pod.get("status"))
+    told = (str(each.get("containerID") or "") for each in listing(status.get("containerStatuses")))
+    containers = (text.partition("://")[2] for text in told)
+    keys = {str(pod["metadata"].get("uid")), *filter(None, containers)}
+    return tuple(use for key in sorted(keys) for use in report.uses.get(key, ()))
+
+
+def _by_device(uses: Iterable[PodUse]) -> dict[str, int | None]:
+    """Return the MiB in use of each device; None where that of any container is not known."""
+    found: dict[str, int | None] = {}
+    for use in uses:
+        before = found.get(use.device, 0)
+        found[use.device] = None if before is None or use.memory_mib is None else before + use.memory_mib
+    return found
+
+
+def _known_by_device(uses: Iterable[PodUse]) -> dict[str, int]:
+    return {device: mib for device, mib in _by_device(uses).items() if mib is not None}
+
+
+def _total(uses: Iterable[PodUse]) -> int | None:
+    amounts = _by_device(uses).values()
+    return None if None in amounts else sum(each or 0 for each in amounts)

@@ -1,0 +1,97 @@
+"""One look at a node's devices, with the real nvidia-ml-py over a stand-in for the driver's library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support import nvml_stub
+
+#: Looks once. The driver's pids are those of the machine, wherever the test runs.
+LOOK = """
+import dataclasses, json
+from gpu_pool.cluster.node_agent.cgroups import Container
+from gpu_pool.cluster.node_agent.looking import look
+from gpu_pool.devices import discover, sampling
+sampling.FIRST_NAMESPACE = sampling.pid_namespace()
+sampler = sampling.ProcessSampler()
+found = look(sampler, discover().devices, %s.get)
+sampler.close()
+print(json.dumps(dataclasses.asdict(found)))
+"""
+CONTAINERS = (
+    "{100: Container('a', '1'), 101: Container('a', '1'), 102: Container('a', '2'), 103: Container('b', '3')}"
+)
+TWO = """
+gpu GPU-1 Tesla V100-SXM2-32GB
+memory 32768 0
+{one}
+gpu GPU-2 Tesla V100-SXM2-32GB
+memory 32768 0
+{two}
+"""
+
+
+def looked(tmp_path: Path, one: str = "", two: str = "") -> dict[str, Any]:
+    code = LOOK.replace("%s", CONTAINERS)
+    printed = nvml_stub.run(
+        nvml_stub.build(tmp_path),
+        f"driver 550.54.14\n{TWO.format(one=one, two=two)}",
+        code,
+        GPU_POOL_DEVICES="",
+    )
+    found: dict[str, Any] = json.loads(printed)
+    return found
+
+
+def uses(found: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [tuple(each.values()) for each in found["uses"]]
+
+
+def test_what_a_container_uses_of_each_device(tmp_path: Path) -> None:
+    found = looked(
+        tmp_path,
+        "process 100 300\nprocess 101 112\nprocess 102 50\nworks 101 87\nworks 100 3",
+        "process 100 20 mps\nprocess 103 200",
+    )
+    assert (found["devices"], found["complete"], found["problems"]) == (["GPU-1", "GPU-2"], True, [])
+    assert uses(found) == [
+        ("a", "1", "GPU-1", 412, 2, 0.87),
+        ("a", "2", "GPU-1", 50, 1, 0.0),
+        # The driver of this one does not say whether processes work.
+        ("a", "1", "GPU-2", 20, 1, None),
+        ("b", "3", "GPU-2", 200, 1, None),
+    ]
+
+
+def test_what_is_the_node_s_own_is_nobody_s_use(tmp_path: Path) -> None:
+    assert looked(tmp_path, "process 999 300\nworks 999 50")["uses"] == []
+
+
+def test_memory_that_the_driver_does_not_say_is_unknown_and_not_0(tmp_path: Path) -> None:
+    assert uses(looked(tmp_path, "process 100 300\nprocess 101 -")) == [("a", "1", "GPU-1", None, 2, None)]
+
+
+def test_a_device_that_cannot_be_looked_at_is_left_out_and_said(tmp_path: Path) -> None:
+    found = looked(
+        tmp_path, "fail nvmlDeviceGetComputeRunningProcesses_v3 15\nprocess 100 300", "process 100 20"
+    )
+    assert (found["devices"], found["complete"]) == (["GPU-2"], False)
+    assert uses(found) == [("a", "1", "GPU-2", 20, 1, None)]
+    assert len(found["problems"]) == 1
+
+
+def test_without_devices_nothing_is_known(tmp_path: Path) -> None:
+    code = LOOK.replace("%s", CONTAINERS)
+    found = json.loads(
+        nvml_stub.run(nvml_stub.build(tmp_path), "driver 550.54.14\n", code, GPU_POOL_DEVICES="")
+    )
+    assert (found["devices"], found["uses"], found["complete"]) == ([], [], False)
+
+
+def test_simulated_devices_are_not_looked_at(tmp_path: Path) -> None:
+    code = LOOK.replace("%s", CONTAINERS)
+    devices = {"GPU_POOL_DEVICES": "V100-SXM2-32GB:1"}
+    found = json.loads(nvml_stub.run(nvml_stub.build(tmp_path), "driver 550.54.14\n", code, **devices))
+    assert (found["devices"], found["complete"]) == ([], False)
