@@ -20,6 +20,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ printf "%s-%s" .Values.name .Release.Namespace }}
 {{- end }}
 
+{{/* Where node agents are: a namespace that is theirs alone, and another Hub's differs. */}}
+{{- define "gpu-pool.agentNamespace" -}}
+{{- $namespace := .Values.nodeAgent.namespace | default (printf "%s-agents" (include "gpu-pool.clusterName" .)) -}}
+{{- if eq $namespace .Release.Namespace -}}
+{{- fail "nodeAgent.namespace is that of the service. Pods there are others', too: choose one that is the agents' alone." -}}
+{{- end -}}
+{{ $namespace }}
+{{- end }}
+
 {{/* Where names are looked up, as an entry of "egress". */}}
 {{- define "gpu-pool.dns" -}}
 - to:
@@ -37,10 +46,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- range $class, $names := dict
       "ServeApp" (list "bind" "store" "socket")
       "PoolSettings" (list "courses_dir")
-      "KubernetesSettings" (list "kueue") }}
+      "KubernetesSettings" (list "kueue" "node_agent") }}
 {{- range $names }}
 {{- if hasKey (index $.Values.config $class | default dict) . }}
-{{- fail (printf "config.%s.%s is the chart's own%s. Take it out of \"config\"." $class . (ternary ": set rbac.kueue" "" (eq . "kueue"))) }}
+{{- fail (printf "config.%s.%s is the chart's own%s. Take it out of \"config\"." $class . (get (dict "kueue" ": set rbac.kueue" "node_agent" ": set nodeAgent.enabled") . )) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -48,5 +57,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
       "ServeApp" (dict "bind" "0.0.0.0:8888")
       "PoolSettings" (dict "courses_dir" "/etc/gpu-pool/courses")
       "KubernetesSettings" (dict "kueue" .Values.rbac.kueue) -}}
+{{- if .Values.nodeAgent.enabled }}
+{{- $_ := set $fixed.KubernetesSettings "node_agent" (printf "%s/%s-node-agent" (include "gpu-pool.agentNamespace" .) .Values.name) }}
+{{- end }}
 {{- mergeOverwrite (deepCopy .Values.config) $fixed | toPrettyJson -}}
 {{- end }}

@@ -17,6 +17,9 @@ c.KubernetesSettings.gid = 100
 # For kernels whose course sets none.
 c.KubernetesSettings.memory_mib = 4096
 
+# Agents of nodes, which say what kernels use: see docs/administrator/node-agent.md.
+# c.KubernetesSettings.node_agent = "gpu-pool-jupyterhub-agents/gpu-pool-node-agent"
+
 # Nodes that an autoscaler starts: see docs/kubernetes/kernel-pods.md, "Where an autoscaler starts nodes".
 # c.KubernetesSettings.node_groups = {
 #     "v100": {

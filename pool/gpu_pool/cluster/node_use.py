@@ -35,8 +35,8 @@ _EXTRA: Final = "authentication.kubernetes.io/"
 _WRITE_EVERY: Final = 10.0
 #: More of each than any node has.
 _MOST_DEVICES, _MOST_USES, _MOST_PROCESSES = 256, 1_024, 4_194_304
-_UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|", re.ASCII)
-_CONTAINER: Final = re.compile(r"[0-9A-Za-z_.-]{0,128}", re.ASCII)
+#: The uid of a pod, and what a runtime calls a container.
+_ID: Final = re.compile(r"[0-9A-Za-z_.-]{0,128}", re.ASCII)
 _DEVICE: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
 _AGENTS_LOG: Final = "See the log of the node agent."
 
@@ -97,7 +97,7 @@ def check_report(devices: Sequence[str], uses: Sequence[PodUse]) -> None:
 
 def _problem(use: PodUse, devices: Sequence[str]) -> str:
     """Say what is wrong with one use; empty for nothing."""
-    if not (_UID.fullmatch(use.pod) and _CONTAINER.fullmatch(use.container) and (use.pod or use.container)):
+    if not (_ID.fullmatch(use.pod) and _ID.fullmatch(use.container) and (use.pod or use.container)):
         return "has no uid of a pod, and no container"
     if use.device not in devices:
         return f"is of {use.device[:40]!a}, which was not looked at"

@@ -14,6 +14,7 @@ from tornado.web import RequestHandler
 from gpu_pool.audit import AuditLog
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.plugins import needs_extra
+from gpu_pool.pool.backend import Backend
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.pool.reconciler import StepCount
 from gpu_pool.service.connections import Network, is_within
@@ -172,6 +173,7 @@ class Metrics:
         now = CollectorRegistry()
         readings = await self._pool.core.read_devices([each.device for each in status.devices])
         now.register(_Now(status, readings, known, time.time()))
+        now.register(_Used(status, self._pool.backend, known))
         now.register(_Audited(self._pool.core.audit))
         now.register(_Reconciled(self._pool.core.reconciler.counts))
         return generate_latest(self._registry) + generate_latest(now), CONTENT_TYPE_PLAIN_0_0_4
@@ -352,6 +354,45 @@ class _Now:
         yield GaugeMetricFamily(
             "gpu_pool_leases_parked", "Leases whose slices are lent to others.", value=parked
         )
+
+
+class _Used:
+    """Collects what leases use, as far as somebody has seen it lately."""
+
+    def __init__(self, status: PoolStatus, backend: Backend, known: frozenset[str]) -> None:
+        in_use = backend.memory_in_use()
+        self._ages = {} if backend.agents is None else backend.agents.ages()
+        self._of_course: Counter[str] = Counter()
+        self._seen: Counter[str] = Counter()
+        for lease in status.leases:
+            if lease.id in in_use:
+                course = course_of(lease.holder.course, known)
+                self._of_course[course] += sum(in_use[lease.id].values()) * _MIB
+                self._seen[course] += 1
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the gauges. Called by the library."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        memory = GaugeMetricFamily(
+            "gpu_pool_used_memory_bytes",
+            "GPU memory that leases use, of those of which it is known.",
+            labels=["course"],
+        )
+        seen = GaugeMetricFamily(
+            "gpu_pool_leases_seen", "Leases of which it is known how much memory they use.", labels=["course"]
+        )
+        for course, leases in sorted(self._seen.items()):
+            memory.add_metric([course], self._of_course[course])
+            seen.add_metric([course], leases)
+        ages = GaugeMetricFamily(
+            "gpu_pool_node_report_age_seconds",
+            "Seconds since a node's agent last said what is used there, and was believed.",
+            labels=["node"],
+        )
+        for node, age in sorted(self._ages.items()):
+            ages.add_metric([node], age)
+        yield from (memory, seen, ages)
 
 
 def course_of(name: str | None, known: Collection[str]) -> str:

@@ -46,6 +46,37 @@ def test_it_makes_what_the_examples_make(tmp_path: Path) -> None:
     assert kinds(chart) == kinds(examples)
 
 
+def test_its_node_agents_are_those_of_the_examples() -> None:
+    """Off unless they are wanted, and then with their own namespace, account, settings and rights."""
+    chart = rendered_chart("jupyterhub", "--set", "nodeAgent.enabled=true", "--set", "name=gpu-pool")
+    for given in rendered(EXAMPLES / "node-agent"):
+        made = one(chart, given["kind"], given["metadata"]["name"])
+        assert bare(made) == bare(given), given["metadata"]["name"]
+        assert made["metadata"].get("namespace") == given["metadata"].get("namespace")
+    without = {(each["kind"], each["metadata"]["name"]) for each in rendered_chart("jupyterhub")}
+    added = {(each["kind"], each["metadata"]["name"]) for each in chart} - without
+    assert added == {(each["kind"], each["metadata"]["name"]) for each in rendered(EXAMPLES / "node-agent")}
+    account = settings(chart)["KubernetesSettings"]["node_agent"]
+    assert account == "gpu-pool-jupyterhub-agents/gpu-pool-node-agent"
+    assert "node_agent" not in settings(rendered_chart("jupyterhub"))["KubernetesSettings"]
+    files = EXAMPLES / "service" / "node-agent"
+    (right,) = next(yaml.safe_load_all((files / "rbac.yaml").read_text()))["rules"]
+    assert right in one(chart, "ClusterRole", "gpu-pool-jupyterhub")["rules"]
+    assert right not in one(rendered_chart("jupyterhub"), "ClusterRole", "gpu-pool-jupyterhub")["rules"]
+    (entry,) = yaml.safe_load((files / "networkpolicy.yaml").read_text())["spec"]["ingress"]
+    assert entry in one(chart, "NetworkPolicy", "gpu-pool")["spec"]["ingress"]
+
+
+def test_the_namespace_of_node_agents_is_theirs_alone() -> None:
+    wanted = ("--set", "nodeAgent.enabled=true", "--set", "nodeAgent.namespace=jupyterhub")
+    done = try_helm("template", "pool", CHART, "--namespace", "jupyterhub", *wanted)
+    assert "choose one that is the agents' alone" in done.stderr
+    made = ("--set", "nodeAgent.namespace=gpu-agents", "--set", "nodeAgent.createNamespace=false")
+    chart = rendered_chart("jupyterhub", *wanted, *made)
+    assert "Namespace" not in kinds(chart)
+    assert one(chart, "DaemonSet", "gpu-pool-node-agent")["metadata"]["namespace"] == "gpu-agents"
+
+
 def bare(given: dict[str, Any]) -> Any:
     """Return an object without what the two call differently: labels of a release, names of settings."""
     text = json.dumps({key: value for key, value in given.items() if key != "metadata"}, sort_keys=True)
@@ -102,6 +133,8 @@ def test_every_dialect_has_a_file_of_values_whose_settings_are_accepted() -> Non
         # The service would not read it: the chart says where it listens, and whether Kueue decides.
         (["--set", "config.ServeApp.bind=127.0.0.1:1"], "config.ServeApp.bind is the chart's own"),
         (["--set", "config.KubernetesSettings.kueue=true"], "set rbac.kueue"),
+        (["--set", "config.KubernetesSettings.node_agent=a/b"], "set nodeAgent.enabled"),
+        (["--set", "nodeAgent.every=60s"], "every"),
         ([COURSE, "--set", "coursesConfigMap=elsewhere"], "Courses are given twice"),
     ],
 )

@@ -266,7 +266,10 @@ async def test_behind_a_hub_they_are_for_administrators_and_named_networks(
 async def everything(numbers: Numbers) -> set[str]:
     """The names of all numbers that there are once something has happened."""
     await numbers.pool.release(await numbers.take("10%"))
-    await numbers.take("10%")
+    lease = await numbers.take("10%")
+    # As a watchdog or the agents of nodes see it.
+    numbers.pool.backend.memory_in_use = lambda: {lease: {"GPU-1": 1}}  # type: ignore[method-assign]
+    numbers.pool.backend.agents = SimpleNamespace(ages=lambda: {"n1": 5.0})  # type: ignore[assignment]
     numbers.metrics.answered(SimpleNamespace(get_status=lambda: 200))  # type: ignore[arg-type]
     numbers.pool.core.read_devices = _everything_of  # type: ignore[method-assign] # as real devices tell it
     return await numbers.names()

@@ -78,6 +78,7 @@ class _OfLease(DashboardPage):
         self.show(
             "lease.html",
             row=row,
+            in_use=await self._in_use(lease),
             is_own=is_own,
             title=title_of(effect, is_own=is_own),
             effect=effect,
@@ -86,6 +87,13 @@ class _OfLease(DashboardPage):
             refused=refused,
             why=why,
         )
+
+    async def _in_use(self, lease: Lease) -> str:
+        """Say how much of its memory a held lease uses now; empty where that is not known."""
+        if lease.state is not LeaseState.HELD:
+            return ""
+        used = (await self.pool.activity(lease.id)).memory_mib
+        return "" if used is None else pool_view.memory(used)
 
 
 class LeasePage(_OfLease):
