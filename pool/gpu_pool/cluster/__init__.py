@@ -16,6 +16,8 @@
     pod_starts      what keeps pods from starting, and for how long that may be
     pod_states      how a kernel's pod is, in a student's words
     kueue           what Kueue says, where the cluster's queue is Kueue's
+    node_use        what the agents of nodes say that pods use, and whose their tokens are
+    node_agent/     the agent: on each node with GPUs, a program of its own
     export          courses as objects of Kubernetes: quotas, and Kueue's queues
     nodes           which nodes take no kernels, and groups of nodes that an autoscaler makes grow
     scale_up        which nodes those who wait need, the pod that asks for one, what is said of it
