@@ -246,7 +246,8 @@ def _may_work(terms: Terms, seen: KernelObservation) -> bool:
     """Whether a device may work for an idle kernel.
 
     Unknown counts as work: nothing is taken from a training that merely cannot be
-    seen. Of pods and MIG instances it would never be known, so there what is submitted decides.
+    seen. Of MIG instances, and of pods on nodes without an agent, it would never be known, so there what is
+    submitted decides.
     """
     is_never_known = terms.in_pod or seen.activity.unmeasured
     return bool(seen.activity.working) if is_never_known else seen.activity.working is not False

@@ -106,6 +106,15 @@ def test_in_a_pod_what_is_submitted_decides_alone() -> None:
     assert step(replace(in_pod, when_idle=WhenIdle.KEEP), unseen, NOW + 10_000).act is ExpiryAction.NOTHING
 
 
+def test_in_a_pod_a_gpu_that_is_seen_to_work_keeps_its_kernel() -> None:
+    """As the agent of its node sees it. That it does not work is what is assumed anyway, whoever says it."""
+    in_pod = replace(ENDS, in_pod=True)
+    works = replace(IDLE, activity=Activity(initialised=True, working=True, memory_mib=412))
+    assert step(in_pod, works, NOW + 10_000).act is ExpiryAction.NOTHING
+    rests = replace(works, activity=replace(works.activity, working=False))
+    assert step(in_pod, rests, NOW + 600).act is ExpiryAction.END
+
+
 def test_where_nobody_can_see_whether_the_gpu_works_what_is_submitted_decides_and_it_is_said() -> None:
     on_mig = replace(IDLE, activity=Activity(initialised=True, unmeasured=True))
     warning = step(ENDS, on_mig, NOW + 541)

@@ -1,0 +1,153 @@
+"""The node agent as the chart runs it, in a pod of a real kubelet: its token, its rights, what it sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool_client import Pool, connect
+from support.charts import rendered_chart
+from support.jupyter_env import eventually
+from support.kernel_pods import command, held, notebook, running, volume
+from support.kube_examples import one
+from support.kubelet import RealCluster
+from support.nvml_stub import Machine
+from support.service import ForkServer
+from support.stand_in_hub import behind_stand_in
+
+ACCOUNT = "gpu-pool-node-agent"
+#: Here the node is in a pid namespace of its own, as no machine is whose driver names processes.
+PROGRAM = """
+import sys
+from gpu_pool.cli import main
+from gpu_pool.devices import sampling
+sampling.FIRST_NAMESPACE = sampling.pid_namespace()
+sys.exit(main(sys.argv[1:]))
+"""
+LONG = 180
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder that every user of the node can read."""
+    made = Path(tempfile.mkdtemp(prefix="gpu-pool-test-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def daemons(cluster: RealCluster, namespace: str, url: str, folder: Path) -> list[dict[str, Any]]:
+    """Return what the chart makes in the namespace, with a stand-in for the driver in its pods."""
+    chosen = {
+        "enabled": True,
+        "namespace": namespace,
+        "createNamespace": False,
+        "nodeSelector": {},
+        "every": "1s",
+    }
+    values = folder / "values.json"
+    values.write_text(json.dumps({"nodeAgent": chosen, "networkPolicy": {"enabled": False}}))
+    chart = rendered_chart("elsewhere", "--values", str(values))
+    found = [each for each in chart if each["metadata"].get("namespace") == namespace]
+    spec = one(found, "DaemonSet", ACCOUNT)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    *_, every = container["args"]
+    container |= {
+        "image": cluster.image,
+        "command": ["python3", "-c", PROGRAM, "node-agent"],
+        "args": [f"--pool={url}", every],
+    }
+    container["env"] += [
+        {"name": "LD_LIBRARY_PATH", "value": str(folder)},
+        {"name": "NVML_STUB_SCENARIO", "value": str(folder / "scenario.txt")},
+    ]
+    container["volumeMounts"].append({"name": "driver", "mountPath": str(folder), "readOnly": True})
+    spec["volumes"].append({"name": "driver", "hostPath": {"path": str(folder)}})
+    return found
+
+
+def pid_of(cluster: RealCluster, namespace: str, selector: str) -> int:
+    """Return the pid of a pod's container, as the node has it."""
+    (pod,) = cluster.get("pods", "-n", namespace, "-l", selector)["items"]
+    container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
+    (task,) = (line.split() for line in cluster.ctr("tasks", "ls").splitlines() if line.startswith(container))
+    return int(task[1])
+
+
+async def test_an_agent_in_a_pod_reports_what_a_kernel_in_a_pod_uses(
+    own_cluster: RealCluster,
+    namespace: str,
+    cluster_children: ForkServer,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, agents = own_cluster, f"{namespace}-agents"
+    disk, claim = volume("claim-ada", namespace, "ReadWriteMany")
+    del claim["metadata"]["annotations"]
+    cluster.apply(disk, claim, notebook("ada", namespace, image=cluster.image), namespace=namespace)
+    settings = f"""
+c.KubernetesSettings.kubeconfig = "{cluster.kubeconfig}"
+c.KubernetesSettings.namespace = "{namespace}"
+c.KubernetesSettings.node_agent = "{agents}/{ACCOUNT}"
+"""
+    monkeypatch.setenv("GPU_POOL_TOKEN", "of-ada")
+    cluster.kubectl("create", "namespace", agents)
+    cluster.kubectl("label", "namespace", agents, "pod-security.kubernetes.io/enforce=privileged")
+    try:
+        async with behind_stand_in(cluster_children, tmp_path / "service", settings, "--kubernetes") as (
+            hub,
+            made,
+        ):
+            hub.users["of-ada"] = "ada"
+            machine = Machine(folder)
+            url = f"http://{cluster.machine.outside}:{made.hub.service_port}/services/gpu-pool"
+            cluster.apply(*daemons(cluster, agents, url, folder))
+            async with connect(made.url) as pool:
+                await reports(pool, cluster, namespace, agents, machine)
+    finally:
+        cluster.kubectl("delete", "namespace", agents, "--wait=false")
+
+
+async def reports(pool: Pool, cluster: RealCluster, namespace: str, agents: str, machine: Machine) -> None:
+    """Start a kernel, let it use the GPU, and see that the pool knows it."""
+
+    def log() -> str:
+        return cluster.kubectl("-n", agents, "logs", "daemonset/gpu-pool-node-agent", "--tail=20")
+
+    async def has_devices() -> bool:
+        return bool((await pool.status()).devices)
+
+    await eventually(has_devices, within=LONG)
+    lease = await held(pool)
+    await pool.launch(lease.id, command())
+    await running(pool, lease.id)
+    pid = await asyncio.to_thread(pid_of, cluster, namespace, "app.kubernetes.io/component=gpu-kernel")
+    machine.show(f"gpu GPU-1 Tesla V100-SXM2-32GB\nmemory 32768 0\nprocess {pid} 412\nworks {pid} 40\n")
+
+    async def is_known() -> bool:
+        return (await pool.activity(lease.id)).memory_mib == 412
+
+    await asyncio.to_thread(cluster.kubectl, "-n", agents, "rollout", "status", "daemonset", ACCOUNT)
+    try:
+        await eventually(is_known, within=LONG)
+    except AssertionError:
+        raise AssertionError(await asyncio.to_thread(log)) from None
+    found = await pool.activity(lease.id)
+    assert (found.initialised, found.working) == (True, True)
+    # Another user than root, without capabilities, which may do nothing to anybody.
+    agent = await asyncio.to_thread(pid_of, cluster, agents, "app.kubernetes.io/component=node-agent")
+    status = cluster.machine.run("cat", f"/proc/{agent}/status")
+    told = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert told["Uid"].split() == ["64173"] * 4
+    assert {told[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (told["Seccomp"], told["NoNewPrivs"]) == ("2", "1")
+    # A pod that ends takes what was known of it along.
+    await pool.release(lease.id)
