@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """What the processes of one container use of one device, as its node sees it."""
+    """What the processes of one pod, or one container of it, use of one device, as its node sees it."""
 
     #: The uid of its pod; empty where the name of its cgroup does not say it.
     pod: str
-    #: The id that the container runtime gave it, without the runtime's name; empty where that is not known.
+    #: The id that the container runtime gave it, without the runtime's name, where the pod is not known; or
+    #: which of the pod's containers it is.
     container: str
     #: The device's uuid, as the driver says it.
     device: str

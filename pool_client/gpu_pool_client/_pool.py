@@ -399,7 +399,7 @@ class Pool(LeaseOperations):
         devices
             The uuids of the devices that were looked at.
         uses
-            What each container uses of each of them. One that is not here uses nothing there.
+            What each pod uses of each of them. One that is not here uses nothing there.
         complete
             Whether these are all devices of the node. Of pods without a use that is told here, nothing is
             known otherwise.

@@ -41,6 +41,8 @@ class FakeKubernetes:
         self.while_listing: Callable[[str], Awaitable[None]] = _at_once
         #: Changes what is created, as a webhook does.
         self.webhook: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, found: found
+        #: What is said of a token (TokenReview), its status; of others that nobody knows them.
+        self.tokens: dict[str, dict[str, Any]] = {}
         #: What is answered to a GET, by path, of what is not an object.
         self.pages: dict[str, Any] = {}
         #: Kinds, versions of groups (``/apis/GROUP/v1``) and kinds of these (``/apis/GROUP/v1/KIND``) that
@@ -157,6 +159,9 @@ class FakeKubernetes:
         if method == "WATCH":
             return await self._watch(request, kind)
         key = group, namespace, kind, name
+        if kind == "tokenreviews":
+            asked = (await request.json())["spec"]["token"]
+            return web.json_response({"status": self.tokens.get(asked, {"authenticated": False})}, status=201)
         if method == "POST":
             return self._create(key, self.webhook(kind, await request.json()))
         return self._read_or_delete(method, key)

@@ -73,6 +73,8 @@ MUST_NOT = [
     ("delete nodes", False),
     ("get nodes --subresource=proxy", False),
     ("create namespaces", False),
+    # Where there are node agents alone.
+    ("create tokenreviews.authentication.k8s.io", False),
     ("create clusterrolebindings.rbac.authorization.k8s.io", False),
     ("create validatingwebhookconfigurations.admissionregistration.k8s.io", False),
 ]

@@ -21,7 +21,8 @@ sampler.close()
 print(json.dumps(dataclasses.asdict(found)))
 """
 CONTAINERS = (
-    "{100: Container('a', '1'), 101: Container('a', '1'), 102: Container('a', '2'), 103: Container('b', '3')}"
+    "{100: Container('a', '1'), 101: Container('a', '1'), 102: Container('a', '2'), 103: Container('b', '3'),"
+    " 104: Container('', '4')}"
 )
 TWO = """
 gpu GPU-1 Tesla V100-SXM2-32GB
@@ -49,19 +50,19 @@ def uses(found: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [tuple(each.values()) for each in found["uses"]]
 
 
-def test_what_a_container_uses_of_each_device(tmp_path: Path) -> None:
+def test_what_a_pod_uses_of_each_device(tmp_path: Path) -> None:
     found = looked(
         tmp_path,
         "process 100 300\nprocess 101 112\nprocess 102 50\nworks 101 87\nworks 100 3",
-        "process 100 20 mps\nprocess 103 200",
+        "process 100 20 mps\nprocess 103 200\nprocess 104 7",
     )
     assert (found["devices"], found["complete"], found["problems"]) == (["GPU-1", "GPU-2"], True, [])
     assert uses(found) == [
-        ("a", "1", "GPU-1", 412, 2, 0.87),
-        ("a", "2", "GPU-1", 50, 1, 0.0),
+        ("a", "", "GPU-1", 462, 3, 0.87),
         # The driver of this one does not say whether processes work.
-        ("a", "1", "GPU-2", 20, 1, None),
-        ("b", "3", "GPU-2", 200, 1, None),
+        ("", "4", "GPU-2", 7, 1, None),
+        ("a", "", "GPU-2", 20, 1, None),
+        ("b", "", "GPU-2", 200, 1, None),
     ]
 
 
@@ -70,7 +71,7 @@ def test_what_is_the_node_s_own_is_nobody_s_use(tmp_path: Path) -> None:
 
 
 def test_memory_that_the_driver_does_not_say_is_unknown_and_not_0(tmp_path: Path) -> None:
-    assert uses(looked(tmp_path, "process 100 300\nprocess 101 -")) == [("a", "1", "GPU-1", None, 2, None)]
+    assert uses(looked(tmp_path, "process 100 300\nprocess 101 -")) == [("a", "", "GPU-1", None, 2, None)]
 
 
 def test_a_device_that_cannot_be_looked_at_is_left_out_and_said(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_a_device_that_cannot_be_looked_at_is_left_out_and_said(tmp_path: Path) 
         tmp_path, "fail nvmlDeviceGetComputeRunningProcesses_v3 15\nprocess 100 300", "process 100 20"
     )
     assert (found["devices"], found["complete"]) == (["GPU-2"], False)
-    assert uses(found) == [("a", "1", "GPU-2", 20, 1, None)]
+    assert uses(found) == [("a", "", "GPU-2", 20, 1, None)]
     assert len(found["problems"]) == 1
 
 

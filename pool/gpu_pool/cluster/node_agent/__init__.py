@@ -3,7 +3,7 @@
 ::
 
     cgroups         whose container a process is in, by the names of its cgroups
-    looking         one look at the devices: what each container uses of each of them
+    looking         one look at the devices: what each pod uses of each of them
     program         looks and reports, again and again
 
 It asks the service, and nobody connects to it. It changes nothing on its node, and needs no right there but

@@ -1,4 +1,4 @@
-"""One look at a node's devices: what the processes of each container use of each of them."""
+"""One look at a node's devices: what the processes of each pod use of each of them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def look(
     for device in real:
         on_device = sample.uses.get(device.uuid, ())
         busy = sampler.utilisation(device, LATELY) if on_device else {}
-        uses += _by_container(device.uuid, on_device, busy, container)
+        uses += _by_pod(device.uuid, on_device, busy, container)
     seen = tuple(device.uuid for device in real if device.uuid in sample.uses)
     return NodeLook(seen, tuple(uses), bool(real) and len(seen) == len(real), sample.problems)
 
 
-def _by_container(
+def _by_pod(
     device: str,
     uses: Iterable[ProcessUse],
     busy: Mapping[int, float] | None,
@@ -61,8 +61,8 @@ def _by_container(
     found: dict[Container, list[ProcessUse]] = {}
     for use in uses:
         whose = container(use.pid)
-        if whose is not None:
-            found.setdefault(whose, []).append(use)
+        if whose is not None:  # which of a pod's containers it is, nobody needs to know
+            found.setdefault(Container(whose.pod, "") if whose.pod else whose, []).append(use)
     return [
         PodUse(
             whose.pod,
