@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,10 @@ from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.metrics import Metrics
 from gpu_pool.store.usage import Measured
-from gpu_pool_client import Activity, BadRequest, NotAllowed, PodUse
+from gpu_pool_client import Activity, BadRequest, NotAllowed, PodUse, PoolUnreachable
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import backend_of, command, held, running, start
-from support.pools import until
+from support.pools import eventually, until
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 UID = "2c48913c-b29f-11e7-9350-020968147796"
@@ -75,6 +76,7 @@ async def test_what_a_kernel_uses_is_what_the_agent_of_its_node_says(
     assert reports.known(lease) == Activity(initialised=True, working=False, memory_mib=412)
     await reports.say(use(fake, lease, None))
     assert reports.known(lease) == Activity(initialised=True)
+    assert reports.taken.memory_in_use() == {}
 
 
 async def test_it_is_told_by_the_pool(pool: GpuPool, fake: FakeKubernetes) -> None:
@@ -205,6 +207,35 @@ async def test_a_kernel_that_never_uses_its_gpu_is_known_to_be_measured(
     await reports.say()
     reports.now += 10.0
     assert reports.taken.news(leases) == {}  # written down once, and not every few seconds
+
+
+async def test_where_the_cluster_does_not_say_the_node_it_is_that_of_the_agent_s_pod(
+    fake: FakeKubernetes, pool: GpuPool, reports: Reports
+) -> None:
+    """Before Kubernetes 1.30."""
+    bound = {name: value for name, value in EXTRA.items() if "node" not in name}
+    user = {"username": "system:serviceaccount:agents:agent", "extra": bound}
+    fake.tokens["token"] = review(user=user)["status"]
+    view = backend_of(pool).view
+    # One of the same name that was there before it is not it.
+    fake.put("pods", agent_pod("another", "n2"))
+    await until(lambda: view.pods.get("agents", "agent-x"))
+    with pytest.raises(PoolUnreachable, match="not known yet"):
+        await reports.taken.node_of("token")
+    fake.remove("pods", "agent-x")
+    fake.put("pods", agent_pod("uid-1", "n1"))
+
+    async def is_known() -> bool:
+        with suppress(PoolUnreachable):
+            return await reports.taken.node_of("token") == "n1"
+        return False
+
+    await eventually(is_known)
+
+
+def agent_pod(uid: str, node: str) -> dict[str, Any]:
+    spec: dict[str, Any] = {"nodeName": node, "containers": []}
+    return {"metadata": {"name": "agent-x", "namespace": "agents", "uid": uid}, "spec": spec}
 
 
 def nonsense() -> Iterator[tuple[list[str], list[PodUse], str]]:

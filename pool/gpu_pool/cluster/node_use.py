@@ -102,9 +102,9 @@ def _problem(use: PodUse, devices: Sequence[str]) -> str:
     if use.device not in devices:
         return f"is of {use.device[:40]!a}, which was not looked at"
     if use.memory_mib is not None and not 0 <= use.memory_mib <= MAX_MIB:
-        return f"is {use.memory_mib} MiB"
+        return f"is {str(use.memory_mib)[:20]} MiB"
     if not 1 <= use.processes <= _MOST_PROCESSES:
-        return f"is by {use.processes} processes"
+        return f"is by {str(use.processes)[:20]} processes"
     busy = use.utilisation
     if busy is not None and not (math.isfinite(busy) and 0 <= busy <= 1):
         return f"is a utilisation of {busy}, which is from 0 to 1"
@@ -239,7 +239,12 @@ class NodeUseReports:
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """See ``Backend.memory_in_use``."""
         found = {lease_id: self._seen(lease_id) for lease_id in self._view.own.leases()}
-        return {lease_id: _known_by_device(uses) for lease_id, uses in found.items() if uses is not None}
+        known = {lease_id: _by_device(uses) for lease_id, uses in found.items() if uses is not None}
+        return {
+            lease_id: {device: mib or 0 for device, mib in amounts.items()}
+            for lease_id, amounts in known.items()
+            if None not in amounts.values()
+        }
 
     def _seen(self, lease_id: str) -> tuple[PodUse, ...] | None:
         """Return what a lease's newest pod was last seen to use; None where that is not known."""
@@ -310,10 +315,6 @@ def _by_device(uses: Iterable[PodUse]) -> dict[str, int | None]:
         before = found.get(use.device, 0)
         found[use.device] = None if before is None or use.memory_mib is None else before + use.memory_mib
     return found
-
-
-def _known_by_device(uses: Iterable[PodUse]) -> dict[str, int]:
-    return {device: mib for device, mib in _by_device(uses).items() if mib is not None}
 
 
 def _total(uses: Iterable[PodUse]) -> int | None:
