@@ -17,7 +17,7 @@ from support.charts import rendered_chart
 from support.jupyter_env import eventually
 from support.kernel_pods import command, held, notebook, running, volume
 from support.kube_examples import one
-from support.kubelet import RealCluster
+from support.kubelet import NODE, RealCluster
 from support.nvml_stub import Machine
 from support.service import ForkServer
 from support.stand_in_hub import behind_stand_in
@@ -49,7 +49,6 @@ def daemons(cluster: RealCluster, namespace: str, url: str, folder: Path) -> lis
         "enabled": True,
         "namespace": namespace,
         "createNamespace": False,
-        "nodeSelector": {},
         "every": "1s",
     }
     values = folder / "values.json"
@@ -101,6 +100,8 @@ c.KubernetesSettings.node_agent = "{agents}/{ACCOUNT}"
     monkeypatch.setenv("GPU_POOL_TOKEN", "of-ada")
     cluster.kubectl("create", "namespace", agents)
     cluster.kubectl("label", "namespace", agents, "pod-security.kubernetes.io/enforce=privileged")
+    # As NVIDIA's GPU feature discovery labels nodes.
+    cluster.kubectl("label", "node", NODE, "nvidia.com/gpu.present=true")
     try:
         async with behind_stand_in(cluster_children, tmp_path / "service", settings, "--kubernetes") as (
             hub,
@@ -113,6 +114,7 @@ c.KubernetesSettings.node_agent = "{agents}/{ACCOUNT}"
             async with connect(made.url) as pool:
                 await reports(pool, cluster, namespace, agents, machine)
     finally:
+        cluster.kubectl("label", "node", NODE, "nvidia.com/gpu.present-")
         cluster.kubectl("delete", "namespace", agents, "--wait=false")
 
 
