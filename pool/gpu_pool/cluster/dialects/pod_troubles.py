@@ -91,7 +91,7 @@ _DENIAL: Final = re.compile(
 )
 #: By which those of ours are known: examples/kubernetes/service/admissionpolicy.yaml, and the chart's.
 _NOT_OURS: Final = re.compile(
-    r"The (?P<kind>pod|Secret) is not as jupyter-gpu-pool makes it: (?P<why>.*)", re.DOTALL
+    r"The (?P<kind>pod|Secret|ConfigMap) is not as jupyter-gpu-pool makes it: (?P<why>.*)", re.DOTALL
 )
 
 
