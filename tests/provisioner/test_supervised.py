@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_provisioner.launchers.supervised import KernelNotStarted, SupervisorAway, SupervisorConnection
-from support.supervisors import KEY, Supervised, free_port, supervised
+from support.ports import free_port
+from support.supervisors import KEY, Supervised, supervised
 
 
 class Raw:

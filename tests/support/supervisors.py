@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,18 +23,10 @@ from gpu_pool_kernels.launching import supervisor_files
 from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
 from support.pools import eventually
+from support.ports import free_ports
 
 KEY = b"the-key-of-this-kernel"
 IPYKERNEL = ("python3", "-m", "ipykernel_launcher", "-f", "{connection_file}")
-
-
-def free_port() -> int:
-    """Return a port at which nobody listens now, and that the system gives to nobody who connects."""
-    while True:
-        with socket.socket() as found, contextlib.suppress(OSError):
-            port = random.randrange(20_000, 32_000)
-            found.bind(("127.0.0.1", port))
-            return port
 
 
 def parent_of(pid: int) -> int:
@@ -133,12 +123,12 @@ def start(
 
     An ``isolated`` one is not started as its kernel is, so that it starts another Python for the template.
     """
-    files, port = folder / "supervisor", free_port()
+    files, ports = folder / "supervisor", free_ports(1 + len(port_names))
     files.mkdir()
     for name, content in supervisor_files().items():
         (files / name).write_text(content)
-    ports = {name: free_port() for name in port_names}
-    file, _ = write_connection_file(str(folder / "connection.json"), ip="127.0.0.1", key=KEY, **ports)
+    port, named = ports[0], dict(zip(port_names, ports[1:], strict=True))
+    file, _ = write_connection_file(str(folder / "connection.json"), ip="127.0.0.1", key=KEY, **named)
     connection = json.loads(Path(file).read_text())
     if encrypts:
         public, secret = (each.decode() for each in zmq.curve_keypair())
