@@ -6,11 +6,9 @@ import ast
 import json
 import os
 import shutil
-import site
 import subprocess
 import sys
 import time
-import venv
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from gpu_pool_client import parse_request
 from gpu_pool_kernels import installer
 from gpu_pool_kernels.inkernel import slice_info, slice_requests
 from gpu_pool_kernels.launching import LAUNCHER
+from support.other_environment import without_our_packages
 
 from .conftest import IPYKERNEL, SLICE, Start
 
@@ -97,18 +96,7 @@ async def test_a_kernelspec_may_load_an_extension_of_its_own(start: Start) -> No
 
 
 async def test_a_kernel_of_an_environment_without_our_packages(start: Start, tmp_path: Path) -> None:
-    """Its site-packages borrow ipykernel from the tests' environment, and refuse our packages."""
-    venv.create(tmp_path / "env", symlinks=True)
-    (folder,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    (folder / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
-    (folder / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class Refuse:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name.startswith('gpu_pool'): raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Refuse())\n"
-    )
-    kernel = await start(python=str(tmp_path / "env/bin/python"))
+    kernel = await start(python=without_our_packages(tmp_path / "env"))
     assert (await kernel.run("import sys, gpu_pool_kernels")).error == "ModuleNotFoundError"
     assert str(tmp_path) in (await kernel.run("import sys; print(sys.prefix)")).stdout
     assert "2%" in (await kernel.run("%gpu")).result["text/plain"]

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import site
 import subprocess
 import sys
 import venv
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
+from support.other_environment import without_our_packages
 from support.pools import eventually
 from support.supervisors import children_of, parent_of, supervised
 
@@ -248,18 +248,7 @@ async def test_an_image_without_ipykernel_says_so(tmp_path: Path) -> None:
 
 
 async def test_an_environment_without_our_packages(tmp_path: Path) -> None:
-    """Its site-packages borrow ipykernel from the tests' environment, and refuse our packages."""
-    venv.create(tmp_path / "env", symlinks=True)
-    (folder,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    (folder / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
-    (folder / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class Refuse:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name.startswith('gpu_pool'): raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Refuse())\n"
-    )
-    async with supervised(tmp_path, python=str(tmp_path / "env/bin/python3")) as pod:
+    async with supervised(tmp_path, python=without_our_packages(tmp_path / "env")) as pod:
         control = await pod.connect()
         for _ in range(2):
             assert await pod.value("__import__('sys').prefix") == repr(str(tmp_path / "env"))
