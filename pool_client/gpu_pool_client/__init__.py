@@ -31,7 +31,7 @@ from gpu_pool_client._leases import (
     Terms,
     WhenIdle,
 )
-from gpu_pool_client._nodes import PodUse
+from gpu_pool_client._nodes import PodDeviceUse
 from gpu_pool_client._pods import KernelCommand, KernelPod, PodPhase
 from gpu_pool_client._pool import Pool, connect
 from gpu_pool_client._processes import Process
@@ -72,8 +72,8 @@ __all__ = [
     "Outlook",
     "OverQuota",
     "Place",
+    "PodDeviceUse",
     "PodPhase",
-    "PodUse",
     "Pool",
     "PoolStatus",
     "PoolUnreachable",

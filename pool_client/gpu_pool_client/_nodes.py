@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class PodUse:
+class PodDeviceUse:
     """What the processes of one pod, or one container of it, use of one device, as its node sees it."""
 
     #: The uid of its pod; empty where the name of its cgroup does not say it.

@@ -20,7 +20,7 @@ from gpu_pool_client._devices import DeviceStatus
 from gpu_pool_client._errors import BadRequest, PoolUnreachable
 from gpu_pool_client._lease_operations import LeaseOperations
 from gpu_pool_client._leases import EndedLease, EndReason, Holder, Lease, LeaseState, Outlook, PoolStatus
-from gpu_pool_client._nodes import PodUse
+from gpu_pool_client._nodes import PodDeviceUse
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     NODE_AGENTS,
@@ -388,7 +388,7 @@ class Pool(LeaseOperations):
         refusal=("Only a node agent can say what is used on its node.", "Ask the administrator."),
     )
     async def report_use(
-        self, devices: Sequence[str], uses: Sequence[PodUse], *, complete: bool = True
+        self, devices: Sequence[str], uses: Sequence[PodDeviceUse], *, complete: bool = True
     ) -> None:
         """Say what the pods of the caller's node use of its devices now, in place of what was said before.
 

@@ -16,7 +16,7 @@ from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.metrics import Metrics
 from gpu_pool.store.usage import Measured
-from gpu_pool_client import Activity, BadRequest, NotAllowed, PodUse, PoolUnreachable
+from gpu_pool_client import Activity, BadRequest, NotAllowed, PodDeviceUse, PoolUnreachable
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import backend_of, command, held, running, start
 from support.pools import eventually, until
@@ -38,7 +38,7 @@ class Reports:
         settings = KubernetesSettings(node_agent="agents/agent")
         self.taken = NodeUseReports(backend.api, backend.view, settings, LOG, lambda: self.now)
 
-    async def say(self, *uses: PodUse, node: str = "n1", complete: bool = True) -> None:
+    async def say(self, *uses: PodDeviceUse, node: str = "n1", complete: bool = True) -> None:
         await self.taken.report(node, [GPU], uses, complete=complete)
 
     def known(self, lease_id: str) -> Activity:
@@ -50,10 +50,10 @@ def reports(pool: GpuPool) -> Reports:
     return Reports(pool)
 
 
-def use(fake: FakeKubernetes, lease_id: str, memory_mib: int | None = 412, **more: Any) -> PodUse:
+def use(fake: FakeKubernetes, lease_id: str, memory_mib: int | None = 412, **more: Any) -> PodDeviceUse:
     """Return what a lease's pod uses."""
     uid = fake.get("pods", f"gpu-pool-{lease_id}-1")["metadata"]["uid"]
-    return replace(PodUse(uid, "", GPU, memory_mib), **more)
+    return replace(PodDeviceUse(uid, "", GPU, memory_mib), **more)
 
 
 async def test_until_an_agent_has_said_something_nothing_is_known(
@@ -120,7 +120,7 @@ async def test_where_pods_have_no_cgroups_the_container_says_whose_it_is(
     fake.change("pods", f"gpu-pool-{lease}-1", containerStatuses=[status])
     own = backend_of(pool).view.own
     await until(lambda: own.of(lease)[0]["status"]["containerStatuses"] == [status])
-    await reports.say(PodUse("", "a" * 64, GPU, 412))
+    await reports.say(PodDeviceUse("", "a" * 64, GPU, 412))
     assert reports.known(lease).memory_mib == 412
 
 
@@ -128,7 +128,7 @@ async def test_a_kernel_that_is_not_told_of_uses_nothing_if_all_was_looked_at(
     pool: GpuPool, fake: FakeKubernetes, reports: Reports
 ) -> None:
     lease = await start(pool, fake)
-    await reports.say(PodUse(UID, "", GPU, 30_000))  # somebody else's
+    await reports.say(PodDeviceUse(UID, "", GPU, 30_000))  # somebody else's
     # It may have opened the driver, which nobody sees; parking it is not for certain.
     assert reports.known(lease) == Activity(working=False, memory_mib=0)
     await reports.say(complete=False)
@@ -173,7 +173,7 @@ async def test_by_another_node_s_container_nothing_can_be_said_of_it(
     pool: GpuPool, fake: FakeKubernetes, reports: Reports
 ) -> None:
     lease = await start(pool, fake)
-    await reports.say(PodUse("", "a" * 64, GPU, 30_000), node="n2")
+    await reports.say(PodDeviceUse("", "a" * 64, GPU, 30_000), node="n2")
     assert reports.known(lease) == Activity()
 
 
@@ -238,8 +238,8 @@ def agent_pod(uid: str, node: str) -> dict[str, Any]:
     return {"metadata": {"name": "agent-x", "namespace": "agents", "uid": uid}, "spec": spec}
 
 
-def nonsense() -> Iterator[tuple[list[str], list[PodUse], str]]:
-    right = PodUse(UID, "a" * 64, GPU, 412, 2, 0.5)
+def nonsense() -> Iterator[tuple[list[str], list[PodDeviceUse], str]]:
+    right = PodDeviceUse(UID, "a" * 64, GPU, 412, 2, 0.5)
     yield [GPU], [replace(right, memory_mib=-1)], "is -1 MiB"
     yield [GPU], [replace(right, memory_mib=10**12)], "MiB"
     yield [GPU], [replace(right, processes=0)], "0 processes"
@@ -256,7 +256,9 @@ def nonsense() -> Iterator[tuple[list[str], list[PodUse], str]]:
 
 
 @pytest.mark.parametrize(("devices", "uses", "said"), list(nonsense()))
-def test_what_cannot_be_so_is_refused_in_words(devices: list[str], uses: list[PodUse], said: str) -> None:
+def test_what_cannot_be_so_is_refused_in_words(
+    devices: list[str], uses: list[PodDeviceUse], said: str
+) -> None:
     with pytest.raises(BadRequest, match=said):
         check_report(devices, uses)
 

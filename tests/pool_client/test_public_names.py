@@ -33,7 +33,7 @@ PUBLIC = [
     "Place",
     "OverQuota",
     "PodPhase",
-    "PodUse",
+    "PodDeviceUse",
     "Pool",
     "PoolStatus",
     "PoolUnreachable",

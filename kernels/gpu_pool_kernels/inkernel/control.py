@@ -87,7 +87,7 @@ class SignedLines:
         return hmac.new(self._session, direction + content, "sha256").hexdigest().encode()
 
 
-class Connection:
+class ControlConnection:
     """One client of the port."""
 
     def __init__(self, connected: socket.socket, key: bytes, now: float) -> None:
@@ -143,7 +143,7 @@ class ControlPort:
         """Listen at a port of the address at which the kernel does. Raises ``OSError``."""
         self._listener = _listener(address, port)
         self._key = key
-        self._connections = []  # type: list[Connection]
+        self._connections = []  # type: list[ControlConnection]
         #: When one who has the key was last seen to be connected, of ``time.monotonic()``.
         self._known_at = float("-inf")
 
@@ -160,12 +160,12 @@ class ControlPort:
         """Return those that are to be read once there is something."""
         return [self._listener, *(each.socket for each in self._connections)]
 
-    def asked(self, readable: "Any") -> "Iterator[tuple[Connection, dict[str, Any]]]":
+    def asked(self, readable: "Any") -> "Iterator[tuple[ControlConnection, dict[str, Any]]]":
         """Yield what is asked by those that can be read now."""
         now = time.monotonic()
         if self._listener in readable:
             with contextlib.suppress(OSError):
-                self._connections.append(Connection(self._listener.accept()[0], self._key, now))
+                self._connections.append(ControlConnection(self._listener.accept()[0], self._key, now))
         for each in self._connections[:]:
             if each.socket in readable:
                 for message in each.read():

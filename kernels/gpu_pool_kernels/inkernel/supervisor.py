@@ -37,7 +37,7 @@ from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 
 from . import free_memory
 from .commands import launched, module_option
-from .control import Connection, ControlPort
+from .control import ControlConnection, ControlPort
 from .warm import Fork, WarmStarts
 
 PORT = 9750
@@ -127,7 +127,7 @@ class Supervisor:
         self._ended_at = float("-inf")
         self._killed_at = None  # type: float | None
         #: Who waits for a restart; and whether there is to be another kernel.
-        self._asked = []  # type: list[tuple[Connection, int]]
+        self._asked = []  # type: list[tuple[ControlConnection, int]]
         self._is_wanted = True
         #: Whether its template was asked for it, and what came of that.
         self._is_asked = False
@@ -317,7 +317,7 @@ class Supervisor:
             connection.send({"to": number, **content})
         self._asked.clear()
 
-    def _answer(self, connection: Connection, message: "dict[str, Any]") -> None:
+    def _answer(self, connection: ControlConnection, message: "dict[str, Any]") -> None:
         verb, number, kernel = message.get("verb"), message["n"], self._kernel
         if verb == "restart" and self._killed_at is None:
             self._asked.append((connection, number))

@@ -91,8 +91,8 @@ class LeasePods:
 
     def __init__(self) -> None:
         self._pods: dict[str, dict[Key, Manifest]] = {}
-        self._leases: dict[str, str] = {}
-        self._by_uid: dict[str, Manifest] = {}
+        #: The lease of each pod, and the pod, by its uid.
+        self._by_uid: dict[str, tuple[str, Manifest]] = {}
 
     def of(self, lease_id: str) -> list[Manifest]:
         """Return the pods of a lease."""
@@ -104,11 +104,13 @@ class LeasePods:
 
     def lease_of(self, uid: str) -> str | None:
         """Return the id of the lease that has a pod, by the pod's uid."""
-        return self._leases.get(uid)
+        found = self._by_uid.get(uid)
+        return found and found[0]
 
     def pod(self, uid: str) -> Manifest | None:
         """Return a pod of a lease by its uid."""
-        return self._by_uid.get(uid)
+        found = self._by_uid.get(uid)
+        return found and found[1]
 
     def ending(self, live: Collection[str]) -> Iterator[Pod]:
         """Yield the pods that are about to end, and of none of the ``live`` leases."""
@@ -121,11 +123,9 @@ class LeasePods:
         pods = self._pods.setdefault(lease_id, {})
         before = pods.pop(key, None)
         if before is not None:
-            self._leases.pop(str(before["metadata"].get("uid")), None)
             self._by_uid.pop(str(before["metadata"].get("uid")), None)
         if now is not None:
             pods[key] = now
-            self._leases[str(now["metadata"].get("uid"))] = lease_id
-            self._by_uid[str(now["metadata"].get("uid"))] = now
+            self._by_uid[str(now["metadata"].get("uid"))] = lease_id, now
         elif not pods:
             del self._pods[lease_id]

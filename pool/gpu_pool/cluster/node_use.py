@@ -22,7 +22,7 @@ from gpu_pool.cluster.manifests import number_of
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.store.usage import Measured, UseTally
-from gpu_pool_client import Activity, BadRequest, Lease, LeaseState, NotAllowed, PodUse, PoolUnreachable
+from gpu_pool_client import Activity, BadRequest, Lease, LeaseState, NotAllowed, PodDeviceUse, PoolUnreachable
 from gpu_pool_client._requests import MAX_MIB
 
 #: What a node agent's token is made for, so that nobody can use it to ask the cluster for anything.
@@ -76,7 +76,7 @@ def _first(values: Any) -> str:
     return str(values[0]) if isinstance(values, list) and len(values) == 1 else ""
 
 
-def check_report(devices: Sequence[str], uses: Sequence[PodUse]) -> None:
+def check_report(devices: Sequence[str], uses: Sequence[PodDeviceUse]) -> None:
     """Raise ``BadRequest`` for what cannot be so. Pure."""
     if len(devices) > _MOST_DEVICES or len(uses) > _MOST_USES:
         raise BadRequest(
@@ -95,7 +95,7 @@ def check_report(devices: Sequence[str], uses: Sequence[PodUse]) -> None:
         told.add(name)
 
 
-def _problem(use: PodUse, devices: Sequence[str]) -> str:
+def _problem(use: PodDeviceUse, devices: Sequence[str]) -> str:
     """Say what is wrong with one use; empty for nothing."""
     if not (_ID.fullmatch(use.pod) and _ID.fullmatch(use.container) and (use.pod or use.container)):
         return "has no uid of a pod, and no container"
@@ -119,7 +119,7 @@ class _Report:
     #: Whether all devices of the node were looked at.
     complete: bool
     #: By the pod's uid, or the container's id where that was not known.
-    uses: Mapping[str, tuple[PodUse, ...]]
+    uses: Mapping[str, tuple[PodDeviceUse, ...]]
 
 
 class NodeUseReports:
@@ -182,7 +182,7 @@ class NodeUseReports:
     # -- What is said ------------------------------------------------------------
 
     async def report(
-        self, node: str, devices: Sequence[str], uses: Sequence[PodUse], *, complete: bool
+        self, node: str, devices: Sequence[str], uses: Sequence[PodDeviceUse], *, complete: bool
     ) -> None:
         """See ``NodeAgents.report``."""
         try:
@@ -194,7 +194,7 @@ class NodeUseReports:
             raise
         self._complaints.pop(node, None)
         now, before = self._clock(), self._reports.get(node)
-        by_pod: dict[str, tuple[PodUse, ...]] = {}
+        by_pod: dict[str, tuple[PodDeviceUse, ...]] = {}
         for use in uses:
             key = use.pod or use.container
             by_pod[key] = (*by_pod.get(key, ()), use)
@@ -202,7 +202,7 @@ class NodeUseReports:
         if before is not None:
             self._count(node, report, min(now - before.at, self._holds))
 
-    def _check_place(self, node: str, uses: Sequence[PodUse]) -> None:
+    def _check_place(self, node: str, uses: Sequence[PodDeviceUse]) -> None:
         """Refuse what is said of a kernel's pod on another node."""
         for pod in {use.pod for use in uses if use.pod}:
             found = self._view.own.pod(pod)
@@ -246,7 +246,7 @@ class NodeUseReports:
             if None not in amounts.values()
         }
 
-    def _seen(self, lease_id: str) -> tuple[PodUse, ...] | None:
+    def _seen(self, lease_id: str) -> tuple[PodDeviceUse, ...] | None:
         """Return what a lease's newest pod was last seen to use; None where that is not known."""
         pods = self._view.own.of(lease_id)
         if not pods:
@@ -299,7 +299,7 @@ def _node_of(pod: Manifest) -> str:
     return str(mapping(pod.get("spec")).get("nodeName") or "")
 
 
-def _of_pod(pod: Manifest, report: _Report) -> tuple[PodUse, ...]:
+def _of_pod(pod: Manifest, report: _Report) -> tuple[PodDeviceUse, ...]:
     """Return what a report says of a pod, by its uid and by the ids of its containers."""
     status = mapping(pod.get("status"))
     told = (str(each.get("containerID") or "") for each in listing(status.get("containerStatuses")))
@@ -308,7 +308,7 @@ def _of_pod(pod: Manifest, report: _Report) -> tuple[PodUse, ...]:
     return tuple(use for key in sorted(keys) for use in report.uses.get(key, ()))
 
 
-def _by_device(uses: Iterable[PodUse]) -> dict[str, int | None]:
+def _by_device(uses: Iterable[PodDeviceUse]) -> dict[str, int | None]:
     """Return the MiB in use of each device; None where that of any container is not known."""
     found: dict[str, int | None] = {}
     for use in uses:
@@ -317,6 +317,6 @@ def _by_device(uses: Iterable[PodUse]) -> dict[str, int | None]:
     return found
 
 
-def _total(uses: Iterable[PodUse]) -> int | None:
+def _total(uses: Iterable[PodDeviceUse]) -> int | None:
     amounts = _by_device(uses).values()
     return None if None in amounts else sum(each or 0 for each in amounts)

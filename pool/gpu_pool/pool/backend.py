@@ -31,7 +31,7 @@ from gpu_pool_client import (
     Lease,
     Outlook,
     Place,
-    PodUse,
+    PodDeviceUse,
     Process,
     SliceRequest,
 )
@@ -286,7 +286,7 @@ class NodeAgents(Protocol):
         """
 
     async def report(
-        self, node: str, devices: Sequence[str], uses: Sequence[PodUse], *, complete: bool
+        self, node: str, devices: Sequence[str], uses: Sequence[PodDeviceUse], *, complete: bool
     ) -> None:
         """Take what the agent of a machine says. See ``Pool.report_use``."""
 

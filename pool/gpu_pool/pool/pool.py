@@ -40,7 +40,7 @@ from gpu_pool_client import (
     NeverFits,
     NotAllowed,
     Outlook,
-    PodUse,
+    PodDeviceUse,
     Pool,
     PoolStatus,
     PoolUnreachable,
@@ -290,7 +290,7 @@ class GpuPool(Pool):
         return await in_own_thread(activity_of, *who, self.core.settings.tuning.cuda_device)
 
     async def report_use(
-        self, devices: Sequence[str], uses: Sequence[PodUse], *, complete: bool = True
+        self, devices: Sequence[str], uses: Sequence[PodDeviceUse], *, complete: bool = True
     ) -> None:
         """See ``Pool.report_use``."""
         agents, node = self.backend.agents, self._caller.node if self._caller else ""

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpu_pool.cluster.node_agent.cgroups import Container, container_of
 from gpu_pool.devices.sampling import ProcessSampler, ProcessUse
-from gpu_pool_client import Device, PodUse
+from gpu_pool_client import Device, PodDeviceUse
 
 #: Seconds in which a device has worked for a process lately: the driver keeps samples of the last ones only.
 LATELY: Final = 10.0
@@ -20,7 +20,7 @@ class NodeLook:
     """What was seen, as :meth:`gpu_pool_client.Pool.report_use` takes it."""
 
     devices: tuple[str, ...] = ()
-    uses: tuple[PodUse, ...] = ()
+    uses: tuple[PodDeviceUse, ...] = ()
     #: Whether all devices were looked at.
     complete: bool = False
     #: Sentences for a person.
@@ -43,7 +43,7 @@ def look(
     """Look once at all of these devices."""
     real = [device for device in devices if not device.simulated]
     sample = sampler.sample(real)
-    uses: list[PodUse] = []
+    uses: list[PodDeviceUse] = []
     for device in real:
         on_device = sample.uses.get(device.uuid, ())
         busy = sampler.utilisation(device, LATELY) if on_device else {}
@@ -57,14 +57,14 @@ def _by_pod(
     uses: Iterable[ProcessUse],
     busy: Mapping[int, float] | None,
     container: Callable[[int], Container | None],
-) -> list[PodUse]:
+) -> list[PodDeviceUse]:
     found: dict[Container, list[ProcessUse]] = {}
     for use in uses:
         whose = container(use.pid)
         if whose is not None:  # which of a pod's containers it is, nobody needs to know
             found.setdefault(Container(whose.pod, "") if whose.pod else whose, []).append(use)
     return [
-        PodUse(
+        PodDeviceUse(
             whose.pod,
             whose.container,
             device,
