@@ -131,7 +131,7 @@ async def test_what_is_switched_off_is_not_told(course: None, page: Page, lab: L
 
 async def test_the_settings_editor_has_each_kind(page: Page) -> None:
     await choose(page, "Settings", "Settings Editor")
-    await page.get_by_role("searchbox").last.fill("GPU slices")
+    await page.locator(".jp-PluginList").get_by_role("searchbox").fill("GPU slices")
     await page.get_by_role("tab", name="GPU slices").click()
     for kind in (
         "Your slice is here",

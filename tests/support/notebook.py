@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.async_api import Locator, Page, expect
 
 NAMES = ["Python 3 (GPU 2%)", "Python 3 (GPU 10%)", "Python 3 (GPU 50%)", "Python 3 (whole GPU)"]
@@ -24,10 +26,22 @@ async def choose(page: Page, menu: str, *items: str) -> None:
         await page.locator(".lm-Menu").get_by_text(item, exact=True).click()
 
 
+async def choose_cell(page: Page, number: int, of: int) -> None:
+    """Make a cell of a notebook that has just been opened the active one, counted from 1.
+
+    JupyterLab adds the cells of a file one by one: which is the last is known once all are there.
+    """
+    cells = page.locator(".jp-Notebook .jp-CodeCell")
+    await expect(cells).to_have_count(of)
+    await cells.nth(number - 1).locator(".cm-content").click()
+    await expect(cells.nth(number - 1)).to_have_class(re.compile("jp-mod-active"))
+
+
 async def run_cell(page: Page, code: str, kernel: str = NAMES[0]) -> None:
     # Until the kernel is there, JupyterLab may still take the focus away.
     await expect(page.get_by_text(f"{kernel} | Idle")).to_be_visible()
     cell = page.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
+    await expect(cell).to_have_text("")
     await cell.click()
     await page.keyboard.type(code)
     await expect(cell).to_have_text(code)
