@@ -14,8 +14,9 @@ import pytest
 
 from gpu_pool.cluster import manifests
 from gpu_pool.cluster.dialects import Cluster, PodBans, PodParts, choose
-from gpu_pool.cluster.manifests import ContainerSettings, KernelPodRequest
+from gpu_pool.cluster.manifests import KernelPodRequest
 from gpu_pool.cluster.notebooks import HomeMount, HomeVolume, Identity, Notebook
+from gpu_pool.cluster.pod_choices import ContainerSettings
 from gpu_pool_client import (
     BadRequest,
     Device,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool.cluster.manifests import chosen_body, refuse_beside_server, refuse_other_nodes
 from gpu_pool.cluster.notebooks import HomeVolume, Identity, Notebook
+from gpu_pool.cluster.pod_choices import chosen_body, refuse_beside_server, refuse_other_nodes
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import CourseFile, Courses, parse_course
 from gpu_pool.policy.queue_state import Rules

@@ -16,9 +16,9 @@ from gpu_pool.clock import Clock
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, connect
 from gpu_pool.cluster.kernel_pods import KernelPods
-from gpu_pool.cluster.manifests import refuse_beside_server
 from gpu_pool.cluster.node_use import NodeUseReports
 from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
+from gpu_pool.cluster.pod_choices import refuse_beside_server
 from gpu_pool.cluster.pod_starts import KueuePositions, PodStarts
 from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
 from gpu_pool.cluster.scale_up_controller import ScaleUpController

@@ -19,16 +19,9 @@ from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects import Manifest, Translation
 from gpu_pool.cluster.dialects.objects import mapping
-from gpu_pool.cluster.manifests import (
-    ContainerSettings,
-    KernelPodRequest,
-    check_command,
-    chosen_body,
-    refuse_other_nodes,
-    supervisor,
-    with_indexes,
-)
+from gpu_pool.cluster.manifests import KernelPodRequest, check_command, supervisor
 from gpu_pool.cluster.notebooks import Notebook
+from gpu_pool.cluster.pod_choices import ContainerSettings, chosen_body, refuse_other_nodes, with_indexes
 from gpu_pool.cluster.settings import ClusterTimes, KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import Courses

@@ -14,9 +14,10 @@ import pytest
 
 from gpu_pool.cluster import manifests
 from gpu_pool.cluster.dialects import PodBans, PodParts, choose
-from gpu_pool.cluster.manifests import LEASE_LABEL, ContainerSettings, KernelPodRequest
+from gpu_pool.cluster.manifests import LEASE_LABEL, KernelPodRequest
 from gpu_pool.cluster.nodes import NodeGroup
 from gpu_pool.cluster.notebooks import HomeVolume, Identity, Notebook
+from gpu_pool.cluster.pod_choices import ContainerSettings
 from gpu_pool.cluster.scale_up import PlaceholderShape, placeholder
 from gpu_pool_client import (
     GpuPoolError,
