@@ -7,7 +7,11 @@ package: the same kernelspec outlives an upgrade, and a move, of it.
 
 from __future__ import annotations
 
+import importlib.util
+import py_compile
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from gpu_pool_kernels.inkernel.commands import EXTENSION, LAUNCHER, launched, module_option, template_argv
@@ -47,14 +51,27 @@ def wrap_argv(argv: list[str], *, installed: bool = False) -> list[str]:
     return [argv[0], *options, *argv[position : position + 2], "--ext", EXTENSION, *argv[position + 2 :]]
 
 
-def supervisor_files() -> Mapping[str, str]:
-    """Return what must lie in one folder of a pod, by the files' names, to supervise its kernel.
+def supervisor_files() -> Mapping[str, str | bytes]:
+    """Return what must lie in one folder of a pod, by its path there, to supervise the pod's kernel.
 
     ``python3 -I -S launch.py supervisor --connection FILE -- python3 -m ipykernel_launcher ...``, with
     ``launch.py`` of that folder, is then the pod's main process; see ``inkernel/supervisor.py``.
+
+    Bytes are what this Python has compiled, below ``__pycache__``: one of the same version need not do it
+    again at every start, where nothing can be kept. All others read the texts.
     """
-    folder = LAUNCHER.parent
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    paths = sorted(LAUNCHER.parent.glob("*.py"))
+    texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    return {**texts, **{importlib.util.cache_from_source(path.name): _compiled(path) for path in paths}}
+
+
+def _compiled(path: Path) -> bytes:
+    """Return a module's code for whoever has the very same text, whenever that was written."""
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "code")
+        py_compile.compile(str(path), str(made), path.name, doraise=True, invalidation_mode=unchecked)
+        return made.read_bytes()
 
 
 def trial_argv(python: str, modules: Sequence[str], control: int) -> list[str]:

@@ -6,6 +6,7 @@ import base64
 import json
 import stat
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,18 +224,26 @@ def test_what_is_preloaded_has_the_name_of_a_module(name: str) -> None:
     assert order().launch != replace(order(), command=usual).launch
 
 
-FILES = {"launch.py": "import sys\nprint('supervised', *sys.argv[1:])\n"}
+TEXTS = {"launch.py": "import sys\nprint('supervised', *sys.argv[1:])\n"}
+FILES = {**TEXTS, "__pycache__/launch.cpython-313.pyc": b"code"}
 
 
 def test_a_supervisor_is_mounted_for_all_to_read_where_there_is_one() -> None:
     made = manifests.supervisor(FILES, "gpu-pool")
-    assert (made["data"], made["immutable"]) == (FILES, True)
+    assert (made["data"], made["immutable"]) == (TEXTS, True)
+    assert made["binaryData"] == {"launch.cpython-313.pyc": "Y29kZQ=="}
+    alike = {**TEXTS, "__pycache__/launch.cpython-313.pyc": b"edoc"}
+    assert manifests.supervisor(alike, "gpu-pool")["metadata"]["name"] == made["metadata"]["name"]
     other = manifests.supervisor({"launch.py": ""}, "gpu-pool")
     assert made["metadata"]["name"] != other["metadata"]["name"]
     assert "gpu-pool-supervisor-" in made["metadata"]["name"]
     found = pod(replace(order(), supervisor=made))["spec"]
     # A pod whose ConfigMap somebody has deleted starts its kernel all the same.
-    assert {"name": made["metadata"]["name"], "optional": True} in [
+    items = [
+        {"key": "launch.py", "path": "launch.py"},
+        {"key": "launch.cpython-313.pyc", "path": "__pycache__/launch.cpython-313.pyc"},
+    ]
+    assert {"name": made["metadata"]["name"], "items": items, "optional": True} in [
         each.get("configMap") for each in found["volumes"]
     ]
     mount = {"name": "supervisor", "mountPath": "/run/gpu-pool-supervisor", "readOnly": True}
@@ -258,7 +267,7 @@ def test_a_kernel_runs_below_the_supervisor_where_that_and_a_python_are_there(
     (tmp_path / "gpu-pool").mkdir()
     if is_there:
         (tmp_path / "gpu-pool-supervisor").mkdir()
-        (tmp_path / "gpu-pool-supervisor/launch.py").write_text(FILES["launch.py"])
+        (tmp_path / "gpu-pool-supervisor/launch.py").write_text(TEXTS["launch.py"])
     order_ = replace(
         order("echo", "a  b", "{connection_file}", preload=("numpy", "os.path")),
         supervisor=manifests.supervisor(FILES, "gpu-pool"),
@@ -273,6 +282,21 @@ def test_a_kernel_runs_below_the_supervisor_where_that_and_a_python_are_there(
     done = subprocess.run(words, capture_output=True, text=True)
     file = tmp_path / "gpu-pool/connection.json"
     assert (done.stdout, done.stderr) == (f"{said.format(file, file)}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "started"),
+    [
+        (("python3", "-Xfrozen_modules=off", "-m", "ipykernel_launcher"), "python3 -Xfrozen_modules=off"),
+        (("python3", "-Xfrozen_modules=off", "-S", "-m", "ipykernel_launcher"), "python3 -I -S"),
+        (("R", "-Xfrozen_modules=off", "-m"), "python3 -I -S"),
+    ],
+)
+def test_a_supervisor_is_started_as_its_kernel_where_that_is_forked_of_it(
+    argv: Sequence[str], started: str
+) -> None:
+    made = container(replace(order(*argv), supervisor=manifests.supervisor(FILES, "gpu-pool")))
+    assert f"exec {started} /run/gpu-pool-supervisor/launch.py supervisor" in made["command"][2]
 
 
 def test_a_kernel_does_not_wait_long_for_a_machine_that_is_lost() -> None:

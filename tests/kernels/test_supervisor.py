@@ -16,10 +16,14 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from support.other_environment import without_our_packages
 from support.pools import eventually
-from support.supervisors import children_of, parent_of, supervised
+from support.supervisors import children_of, parent_of, supervised, write_supervisor
 
 TINY = (sys.executable, str(Path(__file__).parents[1] / "support/tiny_kernel.py"), "{connection_file}")
 WITHIN = 60.0
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def until_gone(pid: int) -> None:
@@ -42,6 +46,35 @@ async def test_a_kernel_is_restarted_in_place(tmp_path: Path, isolated: bool) ->
         assert len(set(pids)) == 4
         assert parent_of(pids[-1]) == pod.process.pid
         assert [parent_of(pid) for pid in pids[:-1]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+async def test_one_that_is_started_as_its_kernel_needs_no_other_python(
+    tmp_path: Path, isolated: bool
+) -> None:
+    async with supervised(tmp_path, isolated=isolated) as pod:
+        kernel = await pod.pid()
+        (template,) = set(children_of(pod.process.pid)) - {kernel}
+        assert (command_of(template) == command_of(pod.process.pid)) is not isolated
+
+
+def test_one_of_the_same_python_compiles_nothing(tmp_path: Path) -> None:
+    write_supervisor(tmp_path)
+    for text in tmp_path.glob("*.py"):
+        if text.name != "launch.py":
+            text.write_text("raise AssertionError('compiled anew')")
+    command = [sys.executable, "-I", "-S", str(tmp_path / "launch.py"), "supervisor", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--linger" in done.stdout
+
+
+def test_one_of_any_other_python_has_the_texts(tmp_path: Path) -> None:
+    write_supervisor(tmp_path)
+    for code in (tmp_path / "__pycache__").iterdir():
+        code.rename(code.with_name(code.name.replace("cpython-", "cpython-1")))
+    command = [sys.executable, "-I", "-S", str(tmp_path / "launch.py"), "supervisor", "--help"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
 
 
 async def test_one_that_was_shut_down_in_good_order_is_found_where_it_was(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ from gpu_pool_client import (
     PoolUnreachable,
 )
 from gpu_pool_client._pods import POD_VARIABLE
-from gpu_pool_kernels.launching import supervisor_files
 from gpu_pool_provisioner import pools
+from support.supervisors import write_supervisor
 
 _NUMBERS = itertools.count(1)
 #: Seconds until a question about a pod is answered although nothing has changed.
@@ -91,8 +91,7 @@ class PodProcess:
             argv[0] = sys.executable
         self.supervised = supervised
         if supervised:
-            for name, text in supervisor_files().items():
-                (self.folder / name).write_text(text)
+            write_supervisor(self.folder)
             supervisor = [str(self.folder / "launch.py"), "supervisor", "--connection", str(file)]
             supervisor += [f"--preload={','.join(self.command.preload)}", "--"]
             argv = [sys.executable, "-I", "-S", *supervisor, *argv]

@@ -109,6 +109,13 @@ class Supervised:
         return self.process.returncode
 
 
+def write_supervisor(folder: Path) -> None:
+    """Write the supervisor's files into a folder, as they lie in a pod."""
+    for path, content in supervisor_files().items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def start(
     folder: Path,
     options: Sequence[str],
@@ -124,9 +131,7 @@ def start(
     An ``isolated`` one is not started as its kernel is, so that it starts another Python for the template.
     """
     files, ports = folder / "supervisor", free_ports(1 + len(port_names))
-    files.mkdir()
-    for name, content in supervisor_files().items():
-        (files / name).write_text(content)
+    write_supervisor(files)
     port, named = ports[0], dict(zip(port_names, ports[1:], strict=True))
     file, _ = write_connection_file(str(folder / "connection.json"), ip="127.0.0.1", key=KEY, **named)
     connection = json.loads(Path(file).read_text())

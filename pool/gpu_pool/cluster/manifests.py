@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, identity_labels, label_value, merged
@@ -39,13 +40,19 @@ MOUNTED_FOLDER: Final = "/run/gpu-pool-secret"
 #: Where what starts the kernel, and starts it again in the same pod, is mounted.
 SUPERVISOR_FOLDER: Final = "/run/gpu-pool-supervisor"
 _SUPERVISOR: Final = f"{SUPERVISOR_FOLDER}/launch.py"
+#: Below it, where Python looks for compiled code.
+_CODE_FOLDER: Final = "__pycache__"
 #: Runs a command (its arguments) once the connection file is where it can be written, by this user alone.
 _START: Final = f"(umask 077 && cat {MOUNTED_FOLDER}/connection.json > {CONNECTION_FILE}) && "
 _ALONE: Final = 'exec "$@"'
+#: How kernels start their Python, mostly. A supervisor that is started alike forks their template, which
+#: spares the start of another Python; one of any other kernel hears of no variables of its user.
+_KERNELS_PYTHON: Final = ("python3", "-Xfrozen_modules=off")
+_ISOLATED: Final = ("python3", "-I", "-S")
 #: The same below the supervisor, where the image has a Python and the ConfigMap was there.
 _SUPERVISED: Final = (
     f"if [ -r {_SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then "
-    f"exec python3 -I -S {_SUPERVISOR} supervisor --connection {CONNECTION_FILE} --preload={{preload}} "
+    f"exec {{python}} {_SUPERVISOR} supervisor --connection {CONNECTION_FILE} --preload={{preload}} "
     f'-- "$@"; else {_ALONE}; fi'
 )
 
@@ -212,19 +219,26 @@ def secret(made: Manifest, command: KernelCommand) -> dict[str, Any]:
     }
 
 
-def supervisor(files: Mapping[str, str], pool: str) -> dict[str, Any]:
-    """Return the ConfigMap with the supervisor's files, which all pods of a namespace mount.
+def supervisor(files: Mapping[str, str | bytes], pool: str) -> dict[str, Any]:
+    """Return the ConfigMap with the supervisor's files, by their paths, which all pods of a namespace mount.
 
     Its name is another one for each version of them, so that nobody ever writes to one that is used.
     """
-    digest = hashlib.sha256(json.dumps(dict(files), sort_keys=True).encode()).hexdigest()
+    texts = {path: content for path, content in files.items() if isinstance(content, str)}
+    code = {path: content for path, content in files.items() if isinstance(content, bytes)}
+    # The same text may be compiled to other bytes, which do the same.
+    digest = hashlib.sha256(json.dumps([texts, sorted(code)], sort_keys=True).encode()).hexdigest()
     labels = {"app.kubernetes.io/managed-by": PREFIX, POOL_LABEL: label_value(pool)}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": f"gpu-pool-supervisor-{digest[:12]}", "labels": labels},
         "immutable": True,
-        "data": dict(files),
+        "data": texts,
+        # A key has no slash; pods mount all that is bytes in the folder where Python looks for code.
+        "binaryData": {
+            PurePath(path).name: base64.b64encode(content).decode() for path, content in code.items()
+        },
     }
 
 
@@ -301,7 +315,11 @@ def _supervisor_volume(supervisor: Manifest | None) -> list[dict[str, Any]]:
     """Return the volume with the supervisor: a pod runs without it, too, where somebody has deleted it."""
     if supervisor is None:
         return []
-    return [{"name": "supervisor", "configMap": {"name": supervisor["metadata"]["name"], "optional": True}}]
+    places = {key: key for key in supervisor["data"]}
+    places |= {key: f"{_CODE_FOLDER}/{key}" for key in supervisor["binaryData"]}
+    items = [{"key": key, "path": path} for key, path in places.items()]
+    source = {"name": supervisor["metadata"]["name"], "items": items, "optional": True}
+    return [{"name": "supervisor", "configMap": source}]
 
 
 def _home_mounts(body: ContainerSettings) -> list[dict[str, Any]]:
@@ -343,7 +361,9 @@ def _container(order: KernelPodRequest) -> dict[str, Any]:
     ]
     if order.supervisor is not None:
         mounts.append({"name": "supervisor", "mountPath": SUPERVISOR_FOLDER, "readOnly": True})
-    supervised = _SUPERVISED.format(preload=",".join(command.preload))  # which need no quotes
+    starts_alike = command.argv[:3] == (*_KERNELS_PYTHON, "-m")
+    python = " ".join(_KERNELS_PYTHON if starts_alike else _ISOLATED)
+    supervised = _SUPERVISED.format(python=python, preload=",".join(command.preload))  # which need no quotes
     start = _START + (_ALONE if order.supervisor is None else supervised)
     return {
         "name": CONTAINER,

@@ -36,7 +36,7 @@ class KubernetesSettings(Configurable):
     """Settings of ``gpu-pool serve --kubernetes``: ``c.KubernetesSettings`` in ``gpu_pool_config.py``."""
 
     times = Instance(ClusterTimes, (), help="What no configuration sets.")
-    supervisor = Dict(help="The files of what runs kernels in their pods, by name; nor this one.")
+    supervisor = Dict(help="The files of what runs kernels in their pods, by their paths; nor this one.")
     kubeconfig = Unicode(
         help="A kubeconfig. By default $KUBECONFIG, or the service account of the pod that this runs in."
     ).tag(config=True)

@@ -72,8 +72,8 @@ class ServeApp(ServeSettings, Program):
 
     name = "gpu-pool-serve"
     description = "Serve the pool of this machine."
-    #: The files of what runs kernels in their pods, by name; without any, each restart makes a new pod.
-    supervisor: Mapping[str, str] = MappingProxyType({})
+    #: The files of what runs kernels in their pods, by their paths. Without any, each restart is a new pod.
+    supervisor: Mapping[str, str | bytes] = MappingProxyType({})
 
     # What traitlets makes the formatter of. Not all that is logged is ours, nor are all names.
     _log_formatter_cls = EscapingFormatter  # type: ignore[assignment]
