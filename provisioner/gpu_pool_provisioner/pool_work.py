@@ -384,9 +384,11 @@ class PoolWork:
 
     async def _resize_once_ended(self, size: SliceRequest) -> None:
         give_up_at = time.monotonic() + _RESIZED_WITHIN - 2 * _RESIZE_AGAIN
+        # A kernel has its old size at once rather than another one once a pool is back.
+        pool = self.pool.without_retries()
         while True:
             try:
-                await self.resize(size)
+                await self.resize(size, pool)
             except NotAllowed:  # noqa: PERF203 - the process has ended, and may be seen for a moment more
                 if time.monotonic() > give_up_at:
                     raise
@@ -396,9 +398,9 @@ class PoolWork:
 
     # -- Other sizes -------------------------------------------------------------
 
-    async def resize(self, request: SliceRequest) -> Lease:
+    async def resize(self, request: SliceRequest, pool: Pool | None = None) -> Lease:
         """Change the size of the lease at once. Raises what ``Pool.resize`` raises."""
-        lease = await self.pool.resize(self._with_lease(), request)
+        lease = await (pool or self.pool).resize(self._with_lease(), request)
         self._driver.post(events.SizeChanged(request, lease))
         return lease
 

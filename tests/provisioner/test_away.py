@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import OverQuota, connect
+from gpu_pool_client import OverQuota, connect, parse_request
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.session import events
@@ -39,6 +39,23 @@ async def test_a_slice_is_given_back_once_the_service_is_back(children: ForkServ
             return not (await pool.status()).leases
 
         await eventually(is_back)
+
+
+@pytest.mark.long
+async def test_a_restart_with_another_size_does_not_wait_for_a_service_that_is_away(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    async with serving(children, tmp_path / "service", "") as service:
+        mine = await JupyterEnv(tmp_path, service.url).asking()
+        await in_background(mine.tell(events.SizePending(parse_request("10%"))))
+        await in_background(mine.pool_work.pool.status())  # who was heard before is asked for longer
+        await service.end(signal.SIGKILL)
+        await in_background(mine.being_restarted(3600, 3600))
+        notice = mine.session.notice
+        assert notice.startswith("You asked for 10%. This kernel still has 2% of a GPU.")
+        # Whoever had asked again and again would say so.
+        assert "did not answer in time" not in notice
+        await give_back(mine)
 
 
 async def test_a_slice_is_given_back_once_the_service_hears_its_user_again(

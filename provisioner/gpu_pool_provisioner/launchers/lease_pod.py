@@ -193,6 +193,17 @@ class LeasePod:
         finally:
             self._finish()
 
+    async def give_way(self) -> None:
+        """Have the pool end it before another one is launched; it stays where the pool does not answer."""
+        self._is_ended_by_us = True
+        try:
+            await asyncio.wait_for(self._held.pool.without_retries().end_pod(self._held.id), _END_WITHIN)
+        except (GpuPoolError, asyncio.TimeoutError) as error:
+            get_logger().warning("A kernel's pod stays as it is: %r", error)
+            self._is_ended_by_us = False
+        else:
+            self._finish()
+
     def _finish(self) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
