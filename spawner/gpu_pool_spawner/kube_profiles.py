@@ -25,6 +25,7 @@ from gpu_pool.cluster.dialects import (
     counted_as,
     dialect_names,
     identity_labels,
+    installed_dialects,
     merged,
 )
 from gpu_pool.courses import CourseFile, Courses
@@ -74,8 +75,14 @@ class KubeSettings(GPUPoolSpawnerMixin):
 
     @validate("dialect")
     def _check_dialect(self, proposal: Any) -> str:
-        if proposal.value not in (accepted := (AUTO, *dialect_names())):
-            raise TraitError(f"dialect is {proposal.value!r}. Accepted: {', '.join(accepted)}.")
+        by_pool = {each.table.name for each in installed_dialects()[0] if each.table.by_pool}
+        accepted = (AUTO, *(each for each in dialect_names() if each not in by_pool))
+        if proposal.value not in accepted:
+            why = "; by it only the pool's service divides GPUs, for kernels in pods of their own"
+            raise TraitError(
+                f"dialect is {proposal.value!r}{why if proposal.value in by_pool else ''}. "
+                f"Accepted: {', '.join(accepted)}."
+            )
         return str(proposal.value)
 
     @validate("course_namespace")

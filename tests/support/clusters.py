@@ -160,6 +160,19 @@ def resource_slice(
     return {"metadata": {"name": f"{name}-gpus-{generation}-{number}"}, "spec": about}
 
 
+def claim_of(
+    *devices: str, name: str, namespace: str = "default", pods: Sequence[str] = (), pool: str = "n1"
+) -> dict[str, Any]:
+    """Return a ResourceClaim that was given these devices of a node, and is reserved for pods."""
+    results = [
+        {"driver": "gpu.nvidia.com", "pool": pool, "device": device, "request": "gpu"} for device in devices
+    ]
+    reserved = [{"resource": "pods", "name": each, "uid": f"uid-{each}"} for each in pods]
+    status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+    metadata = {"name": name, "namespace": namespace}
+    return {"metadata": metadata, "spec": {"devices": {"requests": [{"name": "gpu"}]}}, "status": status}
+
+
 def named(*names: str) -> list[dict[str, Any]]:
     """Return objects of which only the names matter."""
     return [{"metadata": {"name": name}} for name in names]

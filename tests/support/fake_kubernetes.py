@@ -43,6 +43,8 @@ class FakeKubernetes:
         self.webhook: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, found: found
         #: What is said of a token (TokenReview), its status; of others that nobody knows them.
         self.tokens: dict[str, dict[str, Any]] = {}
+        #: Who asks, as a SelfSubjectReview says it.
+        self.asker: dict[str, str] = {"username": "t"}
         #: What is answered to a GET, by path, of what is not an object.
         self.pages: dict[str, Any] = {}
         #: Kinds, versions of groups (``/apis/GROUP/v1``) and kinds of these (``/apis/GROUP/v1/KIND``) that
@@ -162,6 +164,8 @@ class FakeKubernetes:
         if kind == "tokenreviews":
             asked = (await request.json())["spec"]["token"]
             return web.json_response({"status": self.tokens.get(asked, {"authenticated": False})}, status=201)
+        if kind == "selfsubjectreviews":
+            return web.json_response({"status": {"userInfo": self.asker}}, status=201)
         if method == "POST":
             return self._create(key, self.webhook(kind, await request.json()))
         return self._read_or_delete(method, key)

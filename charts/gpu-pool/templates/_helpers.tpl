@@ -29,6 +29,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ $namespace }}
 {{- end }}
 
+{{/* How the cluster shares its GPUs, as far as the settings say it. */}}
+{{- define "gpu-pool.dialect" -}}
+{{ get (index .Values.config "KubernetesSettings" | default dict) "dialect" | default "auto" }}
+{{- end }}
+
 {{/* Where names are looked up, as an entry of "egress". */}}
 {{- define "gpu-pool.dns" -}}
 - to:

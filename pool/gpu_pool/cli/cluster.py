@@ -11,6 +11,7 @@ from gpu_pool.cli.session import complete
 from gpu_pool.cluster.dialects import Dialect, DialectChoice, NodeUse, choose, usage
 from gpu_pool.cluster.dialects.device_plugin import DevicePlugin
 from gpu_pool.cluster.dialects.dra import Dra
+from gpu_pool.cluster.dialects.shared import API, Shared
 from gpu_pool.cluster.kueue import version_of
 from gpu_pool.cluster.nodes import closures, notes, tolerations_of
 from gpu_pool.plugins import needs_extra
@@ -28,6 +29,8 @@ _MOST_WORDS: Final = 400
 _EXAMPLE: Final = parse_request("2%")
 #: From which Kubernetes on consumable capacity (KEP-5075) is on by default.
 _CONSUMABLE: Final = 1, 36
+#: From which on claims are served as this project reads them.
+_CLAIMS: Final = 1, 34
 
 
 def read_snapshot(kubeconfig: str = "") -> ClusterSnapshot:
@@ -162,6 +165,7 @@ def checks_of(snapshot: ClusterSnapshot) -> Iterator[Check]:
     table = choice.dialect.table
     yield Check("seen", "note", f"{table.name}: {table.seen}; see docs/kubernetes")
     yield from _check_claims(snapshot, choice)
+    yield from _check_shared(snapshot)
     yield from _check_gpus(nodes_in_use(snapshot))
     yield from _check_closed(choice.dialect)
     try:
@@ -210,6 +214,25 @@ def _check_claims(snapshot: ClusterSnapshot, choice: DialectChoice) -> Iterator[
             "(consumable capacity), without any configuration in advance",
             "NVIDIA's DRA driver does that instead of the device plugin: see docs/kubernetes/dra",
         )
+
+
+def _check_shared(snapshot: ClusterSnapshot) -> Iterator[Check]:
+    """Say whether the pool could claim whole GPUs and divide them itself, where there are claims at all."""
+    shared = Shared(snapshot.cluster)
+    if not snapshot.cluster.device_classes:
+        if (0, 0) < snapshot.version < _CLAIMS:
+            words = f"Kubernetes {'.'.join(map(str, snapshot.version))} does not serve {API}"
+            yield Check("shared", "note", f"the pool cannot claim whole GPUs: {words}")
+        return
+    missing = shared.missing()
+    if missing:
+        yield Check("shared", "note", f"the pool cannot claim whole GPUs. {missing}")
+        return
+    gpus = shared.gpus()
+    taken = sum(gpu.drained for gpu in gpus)
+    words = f"the pool could claim {len(gpus)} GPUs whole and divide them itself"
+    remedy = f"c.KubernetesSettings.dialect = {Shared.table.name!r}: see docs/kubernetes/shared"
+    yield Check("shared", "note", words + (f"; {taken} are in use or closed" if taken else ""), remedy)
 
 
 def _check_gpus(nodes: Sequence[NodeUse]) -> Iterator[Check]:

@@ -6,6 +6,7 @@ It looks with the rights of whoever asks, an administrator, and changes nothing.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -46,6 +47,10 @@ DRA_RIGHTS: Final = (
     ("list watch", "resource.k8s.io", "devicetaintrules", True),
     ("create", "resource.k8s.io", "resourceclaimtemplates", False),
 )
+#: And where the pool claims whole GPUs and divides them itself.
+SHARED_RIGHTS: Final = (("create delete get", "resource.k8s.io", "resourceclaims", False),)
+#: How settings say that, in Python and in JSON.
+_IS_SHARED: Final = re.compile(r"""\bdialect["']?\s*[:=]\s*["']shared["']""")
 _APPLY: Final = "kubectl apply -k . in your copy of examples/kubernetes, or helm upgrade --install gpu-pool"
 _HUB: Final = "helm upgrade --install hub jupyterhub/jupyterhub, with values.yaml of examples/kubernetes"
 _VARIABLE: Final = "JUPYTERHUB_API_TOKEN"
@@ -156,6 +161,7 @@ class _Installation:
     async def _rights(self, pod: Mapping[str, Any]) -> Check:
         account = pod.get("serviceAccountName") or "default"
         rights = RIGHTS + (DRA_RIGHTS if await self._has_claims() else ())
+        rights += SHARED_RIGHTS if await self._is_shared(pod) else ()
         asked = [
             (verb, group, resource, everywhere)
             for verbs, group, resource, everywhere in rights
@@ -296,6 +302,12 @@ class _Installation:
         found = await self._core("pods", labelSelector=selector)
         troubles = [safe(each, _LONG) for pod in found["items"] for each in _troubles(pod)]
         return "; ".join(dict.fromkeys(troubles)) or "it has no pod yet, or is just starting"
+
+    async def _is_shared(self, pod: Mapping[str, Any]) -> bool:
+        """Whether the service's settings say that it divides whole GPUs itself."""
+        name = _volume(pod, "settings", "configMap", "name")
+        found = await self._core(f"configmaps/{name}") if name else None
+        return any(map(_IS_SHARED.search, map(str, mapping((found or {}).get("data")).values())))
 
     async def _has_claims(self) -> bool:
         try:

@@ -22,8 +22,10 @@
     nodes           which nodes take no kernels, and groups of nodes that an autoscaler makes grow
     scale_up        which nodes those who wait need, the pod that asks for one, what is said of it
     scale_up_controller  asking for them
+    device_claims   the claims by which the pool has whole devices, and what keeps them
+    device_claim_controller  making them, and giving devices back
     backend         the backend over all of it
 
-``dialects``, ``export``, ``kept_objects``, ``kueue``, ``manifests``, ``notebooks``, ``pod_states`` and
-``scale_up`` are pure: values in, values out. Nothing but ``api`` knows the client library.
+``device_claims``, ``dialects``, ``export``, ``kept_objects``, ``kueue``, ``manifests``, ``notebooks``,
+``pod_states`` and ``scale_up`` are pure: values in, values out. Nothing but ``api`` knows the client library.
 """

@@ -257,10 +257,13 @@ class ApiWriter:
         """Return an object, None if it is not there. Raises as :meth:`create` does."""
         return await self._retrying("GET", path)
 
-    async def delete(self, pod: Manifest) -> bool:
-        """Delete a pod, however long it takes until there is an answer; return whether it is done."""
-        metadata, backoff = pod["metadata"], _backoff()
-        path = f"{path_of(metadata['namespace'], 'pods')}/{metadata['name']}"
+    async def delete(self, found: Manifest, where: str = "") -> bool:
+        """Delete a pod, however long it takes until there is an answer; return whether it is done.
+
+        ``where`` is the path of objects of another kind.
+        """
+        metadata, backoff = found["metadata"], _backoff()
+        path = f"{where or path_of(metadata['namespace'], 'pods')}/{metadata['name']}"
         body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         while True:
             try:
@@ -269,7 +272,7 @@ class ApiWriter:
             except ApiRefused as refused:  # noqa: PERF203 - what is waited for takes seconds
                 if refused.status in (_NOT_FOUND, _CONFLICT):  # the latter: another one has its name
                     return True
-                self._log.error("The pod %s cannot be deleted: %s", metadata["name"], refused)
+                self._log.error("%s cannot be deleted: %s", metadata["name"], refused)
                 return False
             except ApiAway:
                 await backoff.wait()

@@ -15,6 +15,7 @@ from gpu_pool.audit.callers import Caller
 from gpu_pool.clock import Clock
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, connect
+from gpu_pool.cluster.device_claim_controller import DeviceClaims
 from gpu_pool.cluster.kernel_pods import KernelPods
 from gpu_pool.cluster.node_use import NodeUseReports
 from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
@@ -22,7 +23,7 @@ from gpu_pool.cluster.pod_choices import refuse_beside_server
 from gpu_pool.cluster.pod_starts import KueuePositions, PodStarts
 from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
 from gpu_pool.cluster.scale_up_controller import ScaleUpController
-from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.cluster.settings import SHARED, KubernetesSettings
 from gpu_pool.cluster.snapshot import served_of_kueue
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import Courses
@@ -87,6 +88,10 @@ class ClusterBackend(Backend):
         writer = ApiWriter(api, times, log)
         self.kernels = KernelPods(writer, self.view, times, log, self._end_taken, self._keep_failure)
         self.growth = ScaleUpController(api, writer, self.view, kubernetes, rules, log)
+        #: Where the pool divides whole devices itself.
+        self._claims: DeviceClaims | None = None
+        if kubernetes.dialect == SHARED:
+            self._claims = DeviceClaims(api, writer, self.view, kubernetes, log, self._end_taken)
         self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
         self._pod_builder = PodBuilder(kubernetes, self.view, self._volume_claims)
         #: The leases that lived when it was last read, and what was found with those.
@@ -128,12 +133,16 @@ class ClusterBackend(Backend):
             for task in following:
                 task.cancel()
             await self.kernels.stop()
+            if self._claims is not None:
+                await self._claims.stop()
             await self.view.stop()
 
     async def _start(self) -> None:
         await self.view.start()
         if self._kubernetes.kueue:
             await self._look_at_kueue()
+        if self._claims is not None:
+            await self._claims.start()
         self.log.info("The cluster shares its GPUs by %s", self.view.choice)
         for namespace, count in sorted(self.view.strays().items()):
             self.log.warning(
@@ -223,13 +232,17 @@ class ClusterBackend(Backend):
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002
         """Return the lease described: it takes effect in the pod of its kernel, see :meth:`launch`."""
+        if self._claims is not None:
+            self._claims.expect(lease)
         return self.describe(lease)
 
     async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
         """End the kernels of leases that have ended."""
-        known = self.kernels.known()
-        self._live = frozenset(lease.id for lease in await living())
+        known, every = self.kernels.known(), await living()
+        self._live = frozenset(lease.id for lease in every)
         self.kernels.settle(known, self._live)
+        if self._claims is not None:
+            self._claims.look(every)
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:
         """Return whose nodes are gone, who waits for what no node could give, and whom Kueue has let in."""
@@ -299,6 +312,8 @@ class ClusterBackend(Backend):
     async def launch(self, lease: Lease, kernel: KernelCommand, caller: Caller | None) -> KernelPod:
         """See ``KernelHost.launch``."""
         order = await self._pod_builder.of(lease, kernel, _server(caller))
+        if self._claims is not None:
+            await self._claims.ready(lease)
         if lease.process is None:
             # Its turn and its image may take minutes, and whoever launches has come for it.
             process = lease.holder.process or Process.current()

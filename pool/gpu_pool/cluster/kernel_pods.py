@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from gpu_pool.cluster import kueue, manifests
 from gpu_pool.cluster.api import ApiWriter, path_of
+from gpu_pool.cluster.device_claims import claims_of
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.dialects.pod_troubles import trouble_of
@@ -94,6 +95,7 @@ class KernelPods:
         self.stopped = False
         view.on_kernel, view.on_notebook_gone = self._changed, self._notebook_gone
         view.on_node, view.on_workload = self._node_changed, self._workload_changed
+        view.on_claim = self._claim_changed
 
     # -- Starting ----------------------------------------------------------
 
@@ -344,6 +346,7 @@ class KernelPods:
             event=self._events.get(uid),
             is_made_again=_lease_of(pod) in self._requests,
             waited=self._late_after if uid in self._late else "",
+            device="" if node else self._view.why_no_device(pod),
         )
 
     def _place(self, pod: Manifest) -> Place | None:
@@ -447,6 +450,12 @@ class KernelPods:
                 if mapping(pod.get("spec")).get("nodeName") == name:
                     self._evaluate(pod, is_gone=gone)
                     self._wake(lease_id)
+
+    def _claim_changed(self, name: str) -> None:
+        """Tell those who wait for the device of a claim that something is new of it."""
+        for lease_id in self._view.own.leases():
+            if any(name in claims_of(pod) for pod in self._view.own.of(lease_id)):
+                self._wake(lease_id)
 
     def _workload_changed(self, uid: str) -> None:
         """Tell those who wait in the cluster's queue that it says something new."""

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, identity_labels, label_value, merged
-from gpu_pool.cluster.dialects.objects import PREFIX
+from gpu_pool.cluster.dialects.objects import POOL_LABEL, PREFIX
 from gpu_pool.cluster.kueue import QUEUE_LABEL
 from gpu_pool.cluster.nodes import tolerations_of
 from gpu_pool.cluster.notebooks import HomeMount, HomeVolume, Identity, Notebook
@@ -26,7 +26,6 @@ from gpu_pool.cluster.settings import CONTAINER
 from gpu_pool_client import BadRequest, KernelCommand, Lease, NotAllowed
 from gpu_pool_client._pods import POD_VARIABLE
 
-POOL_LABEL: Final = f"{PREFIX}/pool"
 LEASE_LABEL: Final = f"{PREFIX}/lease"
 #: What was asked for when the pod was made: the same launch asked for again finds it.
 LAUNCH: Final = f"{PREFIX}/launch"

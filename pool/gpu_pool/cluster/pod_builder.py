@@ -13,12 +13,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects import Manifest, Translation
 from gpu_pool.cluster.dialects.objects import mapping
+from gpu_pool.cluster.dialects.shared import Shared
 from gpu_pool.cluster.manifests import KernelPodRequest, check_command, supervisor
 from gpu_pool.cluster.notebooks import Notebook
 from gpu_pool.cluster.pod_choices import ContainerSettings, chosen_body, refuse_other_nodes, with_indexes
@@ -27,6 +29,7 @@ from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import Courses
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import (
+    WHOLE,
     BadRequest,
     Device,
     Holder,
@@ -36,7 +39,11 @@ from gpu_pool_client import (
     PoolUnreachable,
     SliceRequest,
 )
+from gpu_pool_client._framework_caps import slice_caps
 
+#: The frameworks that hold themselves to a slice where nothing else does. Which ones the image has is not
+#: known here, so torch is limited by the kernel itself: a release that lacks the variable would fail by it.
+_CAPPED: Final = {"torch": "2.0", "jax": "0.4", "tensorflow": "2.4", "cupy": "13.0"}
 #: Where HAMi writes how far it is: ``allocating`` while the node is locked.
 _BIND_PHASE: Final = "hami.io/bind-phase"
 
@@ -224,6 +231,12 @@ class PodBuilder:
             node = lease.slices[0].device.node
             await self._volume_claims.check(lease.holder, notebook, node)
             translation = self._translate(lease, node)
+        parts = translation.pod
+        if isinstance(dialect, Shared):
+            parts = dialect.parts(lease.slices)
+            if lease.request.milli != WHOLE:
+                caps = slice_caps(_CAPPED, lease.slices, kernel.environment, hook=True)
+                parts = replace(parts, environment=caps)
         name, at_once = self._settings.pool, dialect.table.at_once
         return KernelPodRequest(
             name,
@@ -231,7 +244,7 @@ class PodBuilder:
             notebook,
             kernel,
             node,
-            translation.pod,
+            parts,
             bans,
             body,
             queue,

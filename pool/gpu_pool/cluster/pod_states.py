@@ -102,6 +102,8 @@ class PodSurroundings:
     is_made_again: bool = False
     #: For how long it has been waited for, in words, once that is too long.
     waited: str = ""
+    #: Why the device that it claims is not there for it yet, in a sentence: Kubernetes itself says nothing.
+    device: str = ""
 
 
 def read_pod(pod: Manifest, around: PodSurroundings) -> tuple[KernelPod, PodTaken | None]:
@@ -228,6 +230,8 @@ def _ended(pod: Manifest, terminated: Manifest) -> KernelPod:
 
 
 def _why_not_yet(pod: Manifest, around: PodSurroundings) -> str:
+    if around.device:
+        return around.device
     cause = cause_of(pod, around)
     trouble = trouble_of(cause.reason, cause.message) if cause else None
     if trouble is not None:

@@ -28,6 +28,10 @@ class ClusterTimes:
     placed_within: float = 30.0
     #: To be placed is waited for so long, less than clients wait; whoever asked is told, and asks again.
     slot_within: float = 80.0
+    #: Within it the cluster assigns a device to the pool's claim of it; after it the leases on it end.
+    assigned_within: float = 60.0
+    #: A device that the cluster lists no more is lost after it.
+    unlisted_for: float = 30.0
     #: What a node's agent says holds for so long: several times what passes between two reports.
     use_holds: float = 30.0
 
@@ -65,7 +69,15 @@ class KubernetesSettings(Configurable):
     ).tag(config=True)
     options = Dict(
         help="""What the nodes do not show: queue, runtime_class, memory_limiter, volcano_memory_factor,
-        aliyun_memory_unit, policy, context_mib, reserved_mib, most_milli."""
+        aliyun_memory_unit, policy, context_mib, reserved_mib, most_milli; and for the dialect shared,
+        shared_nodes and shared_most."""
+    ).tag(config=True)
+    shared_empty_for = WholeNumber(
+        60,
+        min=0,
+        max=86_400,
+        help="""Seconds for which the pool keeps a GPU that it has claimed by the dialect shared, after the
+        last slice of it has ended. Then the cluster has it back.""",
     ).tag(config=True)
     tolerations = List(
         Unicode(),
@@ -175,16 +187,37 @@ class KubernetesSettings(Configurable):
     @property
     def dialect_options(self) -> DialectOptions:
         """The options of the dialect. Raises ``BadRequest`` for one that there is not."""
-        known = {each.name: each for each in fields(DialectOptions) if each.name != "container"}
+        known = {each.name: each for each in fields(DialectOptions) if each.name not in _OURS}
         given: dict[str, Any] = dict(self.options)
         wrong = sorted(given.keys() - known.keys())
         if wrong:
             raise BadRequest(
                 f"c.KubernetesSettings.options has {wrong[0]!a}.", f"Accepted: {', '.join(sorted(known))}."
             )
-        return DialectOptions(**{**given, "container": CONTAINER})
+        return DialectOptions(**{**given, "container": CONTAINER, "pool": self.pool})
+
+    def check_dialect(self) -> None:
+        """Refuse, with ``BadRequest``, what does not go together with whole devices of the pool's own."""
+        if self.dialect != SHARED:
+            return
+        for name, why in _NOT_SHARED.items():
+            if getattr(self, name):
+                raise BadRequest(
+                    f"c.KubernetesSettings has both dialect = {SHARED!r} and {name}.",
+                    f"Leave {name} out, or choose another dialect: {why}.",
+                )
 
 
+#: The dialect by which the pool claims whole devices and divides them.
+SHARED = "shared"
+#: What does not go together with it, and why.
+_NOT_SHARED = {
+    "kueue": "Kueue admits no pod that names a claim which is there already (KEP-2941)",
+    "more_namespaces": "a claim, and so its GPU, belongs to one namespace, that of all notebook servers",
+    "node_groups": "a GPU is claimed by its uuid, which a machine that is yet to be started does not have",
+}
+#: Options of dialects that no administrator sets.
+_OURS = frozenset({"container", "pool", "namespace"})
 #: The container of a kernel's pod.
 CONTAINER = "kernel"
 _ACCOUNT = re.compile(r"[a-z0-9-]{1,63}/[a-z0-9.-]{1,253}", re.ASCII)

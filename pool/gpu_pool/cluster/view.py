@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api
+from gpu_pool.cluster.device_claims import HOLDER_LABEL, claims_of, device_of, why_not_yet
 from gpu_pool.cluster.dialects import (
     Cluster,
     Dialect,
@@ -28,10 +29,11 @@ from gpu_pool.cluster.dialects import (
 )
 from gpu_pool.cluster.dialects.amounts import HOSTNAME
 from gpu_pool.cluster.dialects.choosing import Memory, away, choose_with_memory, completed, next_end, node_of
-from gpu_pool.cluster.dialects.objects import Node, mapping
+from gpu_pool.cluster.dialects.objects import POOL_LABEL, Node, mapping
+from gpu_pool.cluster.dialects.shared import Shared, is_claim_of
 from gpu_pool.cluster.informer import Informer, Key
 from gpu_pool.cluster.kept_objects import LeasePods, is_ending, is_same, lean, lean_node, lean_pod
-from gpu_pool.cluster.manifests import LEASE_LABEL, POOL_LABEL
+from gpu_pool.cluster.manifests import LEASE_LABEL
 from gpu_pool.cluster.nodes import ClosedNodesLog, NodeClosure, NodeGroup, closures, notes, tolerations_of
 from gpu_pool.cluster.notebooks import Notebook, Notebooks, in_any
 from gpu_pool.cluster.scale_up import PLACEHOLDER_LABEL
@@ -52,10 +54,11 @@ class ClusterView:
 
     def __init__(self, api: Api, settings: KubernetesSettings, log: logging.Logger) -> None:
         self._settings, self._log = settings, log
-        self._options = settings.dialect_options
+        settings.check_dialect()
         #: The groups of nodes that can grow.
         self.groups = settings.groups
         self.namespace = settings.namespace or api.namespace
+        self._options = replace(settings.dialect_options, namespace=self.namespace)
         self._is_ours = in_any((self.namespace, *settings.more_namespaces))
         self._label = label_value(settings.pool)
         self.nodes = Informer(api, NODES, log, self._node_changed, keep=lean_node)
@@ -64,6 +67,9 @@ class ClusterView:
             name: Informer(api, paths, log, self._cluster_changed, keep=lean, names_only=only)
             for name, (paths, only) in SOURCES.items()
         }
+        self._claims = self._more["resource_claims"] = Informer(
+            api, SOURCES["resource_claims"][0], log, self._claim_changed, keep=lean
+        )
         if settings.kueue:
             self._more["workloads"] = Informer(
                 api, kueue.WORKLOADS, log, self._workload_changed, keep=kueue.lean_workload
@@ -76,6 +82,8 @@ class ClusterView:
         self._foreign: dict[Key, Pod] = {}
         #: The pods for which an autoscaler is to start nodes.
         self.placeholders: dict[Key, Manifest] = {}
+        #: The pods that keep claims of devices for the pool.
+        self.holders: dict[Key, Manifest] = {}
         self._choice: DialectChoice | None = None
         self._memory: Memory = {}
         self._nodes: dict[str, Node] = {}
@@ -93,6 +101,8 @@ class ClusterView:
         self.on_kernel: KernelChanged = lambda *_: None
         self.on_notebook_gone: Callable[[str], None] = lambda _: None
         self.on_node: Callable[[str], None] = lambda _: None
+        #: Is told the name of a claim of the pool's that has changed.
+        self.on_claim: Callable[[str], None] = lambda _: None
         #: Is told of which pod (by uid) Kueue says something new.
         self.on_workload: Callable[[str], None] = lambda _: None
 
@@ -242,6 +252,58 @@ class ClusterView:
         except GpuPoolError:
             return Enforcement()
 
+    # -- Claims of whole devices ----------------------------------------------
+
+    @property
+    def shared(self) -> Shared | None:
+        """The dialect by which the pool divides whole devices itself, where it is the cluster's."""
+        dialect = self.choice.dialect
+        return dialect if isinstance(dialect, Shared) else None
+
+    def claims(self) -> list[Manifest]:
+        """Return the pool's claims of devices."""
+        return [each for each in self._claims if self._is_our_claim(each)]
+
+    def claim(self, name: str) -> Manifest | None:
+        """Return one of the pool's claims of devices."""
+        found = self._claims.get(self.namespace, name)
+        return found if found is not None and self._is_our_claim(found) else None
+
+    def put_claim(self, found: Manifest) -> None:
+        """Take over what a write of the pool's own was answered."""
+        self._claims.put(found)
+
+    def why_no_device(self, pod: Manifest) -> str:
+        """Say why a pod's device is not there for it yet; empty where it is, or it has no claim of ours."""
+        shared = self.shared
+        if shared is None:
+            return ""
+        found = ((name, self.claim(name)) for name in claims_of(pod))
+        words = (
+            why_not_yet(name, claim, is_taken=claim is not None and shared.taken(device_of(claim)[0]))
+            for name, claim in found
+        )
+        return next(filter(None, words), "")
+
+    def takes_pods(self, node: str) -> bool:
+        """Whether a node takes kernels now."""
+        return self.choice.dialect is not None and self._takes_pods(node)
+
+    def node(self, name: str) -> Node:
+        """Return a node; one that shows nothing where there is none."""
+        return self._nodes.get(name) or Node(name)
+
+    def _is_our_claim(self, claim: Manifest) -> bool:
+        return is_claim_of(claim, self._settings.pool, self.namespace)
+
+    def _claim_changed(self, before: Manifest | None, now: Manifest | None) -> None:
+        self._cluster_changed(before, now)
+        claim = now or before or {}
+        if self._is_our_claim(claim):
+            self.on_claim(str(claim["metadata"]["name"]))
+
+    # -- Nodes -----------------------------------------------------------------
+
     def has_node(self, node: str) -> bool:
         """Whether there is a node of that name."""
         return self.nodes.get("", node) is not None
@@ -352,6 +414,12 @@ class ClusterView:
             self.placeholders.pop(key, None)
             if now is not None and not is_ending(now):
                 self.placeholders[key] = now
+            return
+        if labels.get(HOLDER_LABEL) == self._label and key[0] == self.namespace:
+            self.holders.pop(key, None)
+            if now is not None:
+                self.holders[key] = now
+            self.changed.set()
             return
         if labels.get(POOL_LABEL) == self._label and self._is_ours(key[0]):
             self.own.change(str(labels.get(LEASE_LABEL, "")), key, now)

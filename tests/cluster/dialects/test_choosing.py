@@ -86,4 +86,4 @@ def test_an_unknown_dialect_is_refused_with_those_that_are_known() -> None:
 
 
 def test_every_dialect_has_a_name_of_its_own() -> None:
-    assert len(set(dialect_names())) == len(installed_dialects()[0]) == 9
+    assert len(set(dialect_names())) == len(installed_dialects()[0]) == 10

@@ -104,6 +104,27 @@ async def test_the_doctor_recommends_claims_where_gpus_can_be_shared_by_them(
     assert (await says()).startswith("note: the scheduler can share GPUs by claims of any size")
 
 
+async def test_the_doctor_says_whether_the_pool_could_divide_whole_gpus_itself(
+    terminal: Terminal, fake: FakeKubernetes
+) -> None:
+    async def says() -> tuple[str, str]:
+        return (await checked(terminal)).get("shared", ("", ""))
+
+    resource = "/apis/resource.k8s.io/v1"
+    fake.put("nodes", plain("n1"))
+    fake.pages["/version"] = {"major": "1", "minor": "33"}
+    assert "Kubernetes 1.33 does not serve resource.k8s.io/v1" in (await says())[1]
+    fake.pages["/version"] = {"major": "1", "minor": "34"}
+    assert await says() == ("", "")
+    fake.absent.clear()
+    fake.put_of(resource, "deviceclasses", *named("gpu.nvidia.com"))
+    assert "No ResourceSlice of the driver gpu.nvidia.com" in (await says())[1]
+    fake.put_of(resource, "resourceslices", resource_slice(listed("gpu-0"), listed("gpu-1")))
+    assert (await says())[1] == "the pool could claim 2 GPUs whole and divide them itself"
+    fake.put_of(resource, "resourceclaims", claim_of("gpu-1", name="research"))
+    assert (await says())[1].endswith("; 1 are in use or closed")
+
+
 async def test_the_doctor_says_with_what_a_dialect_was_seen(terminal: Terminal, fake: FakeKubernetes) -> None:
     fake.put("nodes", gke("time-sharing", 10))
     assert (await checked(terminal))["seen"][1].startswith("gke: not seen on a cluster")
@@ -150,6 +171,22 @@ async def test_courses_are_exported_as_the_cluster_has_it(terminal: Terminal, fa
     assert "kind: ResourceQuota" in done.stdout
     assert "limits.nvidia.com/gpucores" in done.stdout
     assert "hami: 1 nodes carry the annotation" in done.stderr
+
+
+async def test_of_slices_that_the_pool_divides_the_cluster_can_count_none(
+    terminal: Terminal, fake: FakeKubernetes
+) -> None:
+    has_dra(fake, "gpu-0")
+    file = terminal.folder / "ml.yaml"
+    file.write_text("title: ML\nslices: [{name: Small, request: 2%}]\nquota: {share: 50%}\n")
+    words = ("courses", "export", "--kubernetes", "--dialect", "shared")
+    done = await run(terminal, *words, str(file))
+    assert done.returncode == 0
+    assert "kind: ResourceQuota" not in done.stdout
+    assert "It cannot count slices of the pool's own division of whole GPUs" in done.stderr
+    done = await run(terminal, *words, "--kueue", str(file))
+    assert done.returncode != 0
+    assert "Kueue" in done.stderr
 
 
 async def test_no_cluster_is_told(terminal: Terminal) -> None:

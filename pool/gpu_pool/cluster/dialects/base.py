@@ -7,6 +7,7 @@ beside what a dialect adds. Nothing of it may stand in the way: such a pod is re
 from __future__ import annotations
 
 import copy
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ NOT_SEEN: Final = "not seen on a cluster"
 
 #: A node's label by which an administrator says how many MiB the driver keeps of each of its GPUs.
 RESERVED_LABEL: Final = "jupyter-gpu-pool/reserved-mib"
+#: Labels of nodes: none, or some with commas between them.
+_SELECTOR: Final = re.compile(r"(?:[\w./-]{1,316}(?:=[\w.-]{0,63})?(?:\s*,\s*|$)){0,16}", re.ASCII)
 #: What drivers keep of a GPU at most, as far as that was seen: so many MiB, and of small ones such a part.
 _USUALLY_RESERVED_MIB: Final = 640
 _MOST_RESERVED_MILLI: Final = 40
@@ -69,6 +72,14 @@ class DialectOptions:
     reserved_mib: int | None = None
     #: How much larger than asked a slice of a fixed size may be, in thousandths: 1500 is half as much again.
     most_milli: int = 1500
+    #: Of which nodes the dialect ``shared`` claims devices, by their labels: ``key=value`` or ``key``, with
+    #: commas between them; empty for all.
+    shared_nodes: str = ""
+    #: How many of these devices it may claim at most, in the order of nodes and devices; None for all.
+    shared_most: int | None = None
+    #: The pool's name, and the namespace of its kernels: the service sets both.
+    pool: str = ""
+    namespace: str = ""
 
     def usable_mib(self, shown: int, node: Node) -> int:
         """Return what programs can have of a GPU of which its node shows so many MiB; 0 stays unknown.
@@ -120,6 +131,10 @@ def _is_number_or_none(given: object) -> bool:
     return given is None or _is_number(given)
 
 
+def _is_selector(given: object) -> bool:
+    return isinstance(given, str) and _SELECTOR.fullmatch(given) is not None
+
+
 def _is_switch(given: object) -> bool:
     return isinstance(given, bool)
 
@@ -141,6 +156,10 @@ _ACCEPTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "context_mib": (_is_number, "a whole number, such as 350, without quotes"),
     "reserved_mib": (_is_number_or_none, "a whole number, such as 640, without quotes, or none"),
     "most_milli": (_is_number, "a whole number, such as 1500, without quotes"),
+    "shared_nodes": (_is_selector, "labels of nodes, such as jupyter-gpu-pool/shared=true, or key, or both"),
+    "shared_most": (_is_number_or_none, "a whole number, such as 4, without quotes, or none"),
+    "pool": (_is_text, "text"),
+    "namespace": (_is_text, "text"),
 }
 
 #: What holds where an administrator has said nothing.
@@ -262,6 +281,8 @@ class DialectTable:
     at_once: int = 0
     #: With what it was used on a cluster, and whether with GPUs; its page begins with it.
     seen: str = NOT_SEEN
+    #: Whether it is the pool that divides whole devices: its service alone can, and only where it is set.
+    by_pool: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,12 +83,14 @@ def _load(name: str) -> type[Dialect]:
 def choose(cluster: Cluster, options: DialectOptions = DEFAULTS, name: str = AUTO) -> DialectChoice:
     """Return the dialect of that name, or with ``auto`` the preferred one of those that the cluster shows.
 
+    One by which the pool divides whole devices takes them from everybody else, so it has to be named.
     Raises BadRequest for a name that is not a dialect's.
     """
     if name != AUTO:
         return _named(cluster, options, name)
     kinds, problems = installed_dialects()
-    seen = [(each, why) for kind in kinds if (why := (each := kind(cluster, options)).evidence())]
+    by_system = [kind for kind in kinds if not kind.table.by_pool]
+    seen = [(each, why) for kind in by_system if (why := (each := kind(cluster, options)).evidence())]
     seen.sort(key=lambda pair: pair[0].rank)
     seen = [pair for pair in seen if not seen or pair[0].table.name not in seen[0][0].builds_on]
     if not seen:

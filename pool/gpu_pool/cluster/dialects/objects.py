@@ -346,6 +346,8 @@ def compute_capability(node: Node) -> tuple[int, int]:
 MAX_LABEL: Final = 63
 #: Prefix of the labels that this project sets.
 PREFIX: Final = "jupyter-gpu-pool"
+#: Which pool has made an object.
+POOL_LABEL: Final = f"{PREFIX}/pool"
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _MADE: Final = re.compile(r".*---[0-9a-f]{16}", re.ASCII)

@@ -330,11 +330,7 @@ def claim_holds(
     cluster: Cluster, devices: Sequence[ListedDevice]
 ) -> dict[tuple[str, str], tuple[PodHolding, ...]]:
     """Return what each pod, by namespace and name, has of the devices by the claims reserved for it."""
-    by_place = {(each.pool, each.name): (each, None) for each in devices if each.is_offered}
-    places: dict[tuple[str, str], tuple[ListedDevice, MigPlacement | None]] = {
-        **by_place,
-        **{(each.pool, part.name): (each, part) for each in devices for part in each.placements},
-    }
+    places = _places(devices)
     held: dict[tuple[str, str], tuple[PodHolding, ...]] = {}
     for claim in cluster.resource_claims:
         metadata, status = mapping(claim.get("metadata")), mapping(claim.get("status"))
@@ -346,6 +342,22 @@ def claim_holds(
                 pod = namespace, str(user.get("name"))
                 held[pod] = held.get(pod, ()) + holds
     return held
+
+
+def claimed_devices(claims: Iterable[Manifest], devices: Sequence[ListedDevice]) -> frozenset[str]:
+    """Return the uuids of the devices of which any of these claims has something, but for monitoring."""
+    places = _places(devices)
+    return frozenset(hold.uuid for claim in claims for hold in _results(claim, places))
+
+
+def _places(
+    devices: Sequence[ListedDevice],
+) -> dict[tuple[str, str], tuple[ListedDevice, MigPlacement | None]]:
+    """Return the devices and their parts by where claims find them."""
+    return {
+        **{(each.pool, each.name): (each, None) for each in devices if each.is_offered},
+        **{(each.pool, part.name): (each, part) for each in devices for part in each.placements},
+    }
 
 
 def _results(

@@ -1,0 +1,288 @@
+"""Whole devices that the pool claims and divides itself, as on one machine.
+
+Each device is had by one ResourceClaim that selects it by its uuid, and that every pod of a lease on it
+names: pods of one namespace may share a claim, up to 256 of them (``status.reservedFor`` of the API
+``resource.k8s.io/v1``). So the scheduler assigns devices, and nothing but the pool knows of slices: any
+size, to the thousandth and to the MiB, and no configuration beforehand.
+
+A device that any other claim has is not the pool's. What a kernel's pod has of its devices is written on it,
+since its claim says only which these are. How the claims come and go: ``gpu_pool.cluster.device_claims``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Final
+
+from gpu_pool.cluster.dialects.amounts import (
+    Cut,
+    cut,
+    refuse_limit,
+    runtime_class,
+    tolerations,
+)
+from gpu_pool.cluster.dialects.base import (
+    WHOLE_GPU,
+    Dialect,
+    DialectTable,
+    Gpu,
+    PodBans,
+    PodHolding,
+    PodParts,
+    SliceStatement,
+    Translation,
+)
+from gpu_pool.cluster.dialects.objects import POOL_LABEL, PREFIX, Manifest, Node, Pod, label_value, mapping
+from gpu_pool.cluster.dialects.resource_slices import (
+    DRIVER,
+    GPU_CLASS,
+    MIG_CLASS,
+    ListedDevice,
+    claim_holds,
+    claimed_devices,
+    read_devices,
+)
+from gpu_pool_client import Enforcement, Limit, NeverFits, Slice, SliceRequest, Strength
+
+API: Final = "resource.k8s.io/v1"
+#: Where a claim says which device it is for: its uuid and its node.
+DEVICE: Final = f"{PREFIX}/device"
+NODE: Final = f"{PREFIX}/node"
+#: Where a kernel's pod says what it has of its devices: ``GPU-a=20/655``, thousandths and MiB.
+SLICES: Final = f"{PREFIX}/slices"
+#: How many kernels may share a device: a claim serves 256 pods, of which one keeps it, and a kernel that is
+#: started anew may for a moment be two.
+MOST_PODS: Final = 250
+#: What a uuid may be that is written into CEL.
+_UUID: Final = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
+_WRITTEN: Final = re.compile(r"([0-9A-Za-z-]{1,64})=([0-9]{1,4})/([0-9]{1,8})", re.ASCII)
+_MOST_WRITTEN: Final = 64
+
+#: What holds a slice of a device: the kernel itself, as far as it does.
+CAPS: Final = Enforcement(
+    Limit(
+        Strength.COOPERATIVE,
+        "framework caps: jax, cupy; torch, tensorflow only in a Python kernel whose image has "
+        "jupyter-gpu-pool",
+    ),
+    Limit(Strength.NONE, "time-slicing limits nothing"),
+)
+
+
+def claim_name(pool: str, uuid: str) -> str:
+    """Return the name of a pool's claim of a device."""
+    digest = hashlib.sha256(f"{label_value(pool)}\0{uuid}".encode()).hexdigest()
+    return f"gpu-pool-device-{digest[:16]}"
+
+
+def is_claim_of(claim: Manifest, pool: str, namespace: str) -> bool:
+    """Whether a claim is one of a pool's, by where it is, its name and its labels."""
+    metadata = mapping(claim.get("metadata"))
+    uuid = str(mapping(metadata.get("annotations")).get(DEVICE, ""))
+    return (
+        bool(uuid)
+        and metadata.get("namespace") == namespace
+        and metadata.get("name") == claim_name(pool, uuid)
+        and mapping(metadata.get("labels")).get(POOL_LABEL) == label_value(pool)
+    )
+
+
+class Shared(Dialect):
+    """Whole devices by NVIDIA's DRA driver, which the pool divides."""
+
+    table = DialectTable(
+        name="shared",
+        title="the pool's own division of whole GPUs",
+        memory="cooperative",
+        compute="none",
+        smallest="what CUDA itself takes",
+        rounding="none",
+        quota=(),
+        bans=PodBans(environment=frozenset({"NVIDIA_VISIBLE_DEVICES"})),
+        source="dra-driver-nvidia-gpu, 2026-08; Kubernetes' API resource.k8s.io/v1",
+        rank=200,
+        by_pool=True,
+        seen="without GPUs or the driver: claims of listed devices, on Kubernetes 1.36.2",
+    )
+
+    def evidence(self) -> str:
+        """Look for the device class of NVIDIA's DRA driver, and for devices that a claim can have alone."""
+        if self.missing():
+            return ""
+        return (
+            f"there is the device class {GPU_CLASS}, and claims can have {len(self._devices)} devices whole"
+        )
+
+    def missing(self) -> str:
+        """Say what the cluster lacks for it, in a sentence; empty if it lacks nothing."""
+        if not self.cluster.device_classes & {GPU_CLASS, MIG_CLASS}:
+            return (
+                f"The cluster has no device class {GPU_CLASS}: either its Kubernetes does not serve {API} "
+                "(1.34 and newer do), or NVIDIA's DRA driver is not installed."
+            )
+        if self._devices:
+            return ""
+        if not self._claimable:
+            return f"No ResourceSlice of the driver {DRIVER} lists a device that one claim can have whole."
+        return (
+            f"None of {len(self._claimable)} devices is set aside for the pool by shared_nodes "
+            f"({self.options.shared_nodes}) and shared_most ({self.options.shared_most})."
+        )
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices that the pool may claim. Those that others have are closed."""
+        return tuple(self._shown(each) for each in self._devices)
+
+    def translate(self, request: SliceRequest) -> Translation:
+        """Say what a slice is worth. What a pod names of it depends on the devices: see :meth:`parts`."""
+        refuse_limit(request, self.table.title, "knows no limit above the guarantee yet")
+        missing = self.missing()
+        if missing:
+            raise NeverFits(
+                f"You asked for {request.named}. {missing}",
+                "Ask the administrator, who can look with gpu-pool doctor --cluster.",
+            )
+        size = cut(request, self.gpus(), self.options, self.table.title)
+        enforcement = WHOLE_GPU if request.whole_devices else CAPS
+        truth = SliceStatement(
+            request.count, size.milli, size.memory_mib, enforcement, notes=size.notes, counted=request
+        )
+        return Translation(self.table.name, self._base(size), truth)
+
+    def parts(self, slices: Sequence[Slice]) -> PodParts:
+        """Return what the pod of a lease with these slices needs: the claims of its devices."""
+        claims = tuple(
+            {"name": f"gpu-{number}", "resourceClaimName": claim_name(self.options.pool, part.device.uuid)}
+            for number, part in enumerate(slices)
+        )
+        written = " ".join(f"{part.device.uuid}={part.milli}/{part.memory_mib}" for part in slices)
+        gpus = tuple(Gpu(part.device.node, part.device) for part in slices)
+        base = self._base(Cut(gpus, None, None, 0))
+        return replace(base, claims=claims, annotations={SLICES: written})
+
+    def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
+        """Return what a kernel of the pool says that it has; others have whole devices, by their claims."""
+        if pod.namespace == self.options.namespace and pod.labels.get(POOL_LABEL) == label_value(
+            self.options.pool
+        ):
+            return tuple(_written(pod.annotation(SLICES)))
+        return self._held_by_others.get((pod.namespace, pod.name), ())
+
+    def claim(self, uuid: str) -> dict[str, Any] | None:
+        """Return the claim of a device, to be created; None where it is not listed."""
+        found = next((each for each in self._devices if each.gpu.device.uuid == uuid), None)
+        if found is None:
+            return None
+        attributes = f"device.attributes['{DRIVER}']"
+        expression = f"'uuid' in {attributes} && {attributes}.uuid == '{uuid}'"
+        exactly: dict[str, Any] = {
+            "deviceClassName": MIG_CLASS if found.profile else GPU_CLASS,
+            "allocationMode": "ExactCount",
+            "count": 1,
+            "selectors": [{"cel": {"expression": expression}}],
+        }
+        if found.shares:  # or it would have one of them, and others the rest
+            exactly["capacity"] = {"requests": {"shares": str(found.shares)}}
+        return {
+            "apiVersion": API,
+            "kind": "ResourceClaim",
+            "metadata": {
+                "name": claim_name(self.options.pool, uuid),
+                "namespace": self.options.namespace,
+                "labels": {
+                    "app.kubernetes.io/managed-by": PREFIX,
+                    POOL_LABEL: label_value(self.options.pool),
+                },
+                "annotations": {DEVICE: uuid, NODE: found.gpu.node},
+            },
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+        }
+
+    def is_listed(self, uuid: str) -> bool:
+        """Whether a device is one that the pool may claim."""
+        return any(each.gpu.device.uuid == uuid for each in self._devices)
+
+    def taken(self, uuid: str) -> bool:
+        """Whether another claim than the pool's has a device."""
+        return uuid in self._taken
+
+    @cached_property
+    def _claimable(self) -> tuple[ListedDevice, ...]:
+        """The devices that one claim can have whole and be known by: each has a uuid, and one that shows."""
+        return tuple(
+            each
+            for each in read_devices(self.cluster, self.options).devices
+            if each.is_offered and not each.unlimited and _UUID.fullmatch(each.gpu.device.uuid)
+        )
+
+    @cached_property
+    def _devices(self) -> tuple[ListedDevice, ...]:
+        """Those of them that are set aside for the pool: always the same ones, whoever has them."""
+        chosen = tuple(
+            each for each in self._claimable if _selects(self.options.shared_nodes, self._node(each))
+        )
+        return chosen[: self.options.shared_most]
+
+    def _node(self, device: ListedDevice) -> Node:
+        return self.cluster.node(device.gpu.node)
+
+    @cached_property
+    def _others(self) -> tuple[Manifest, ...]:
+        pool, namespace = self.options.pool, self.options.namespace
+        return tuple(each for each in self.cluster.resource_claims if not is_claim_of(each, pool, namespace))
+
+    @cached_property
+    def _taken(self) -> frozenset[str]:
+        return claimed_devices(self._others, self._devices)
+
+    @cached_property
+    def _leaving(self) -> frozenset[str]:
+        """The devices whose claim of the pool is being deleted: no pod can use it any more."""
+        pool, namespace = self.options.pool, self.options.namespace
+        found = (
+            mapping(each.get("metadata"))
+            for each in self.cluster.resource_claims
+            if is_claim_of(each, pool, namespace)
+        )
+        return frozenset(
+            str(mapping(each.get("annotations")).get(DEVICE))
+            for each in found
+            if each.get("deletionTimestamp")
+        )
+
+    @cached_property
+    def _held_by_others(self) -> dict[tuple[str, str], tuple[PodHolding, ...]]:
+        return claim_holds(replace(self.cluster, resource_claims=self._others), self._devices)
+
+    def _shown(self, listed: ListedDevice) -> Gpu:
+        gpu, notes = listed.gpu, listed.gpu.notes
+        uuid = gpu.device.uuid
+        if uuid in self._taken:
+            notes += ("another claim of the cluster has it",)
+        elif uuid in self._leaving:
+            notes += ("the pool's claim of it is being deleted",)
+        closed = gpu.drained or uuid in self._taken or uuid in self._leaving
+        return replace(gpu, device=replace(gpu.device, contexts=MOST_PODS), drained=closed, notes=notes)
+
+    def _base(self, size: Cut) -> PodParts:
+        return PodParts(
+            runtime_class=runtime_class(self.cluster, self.options),
+            tolerations=tolerations(map(self.cluster.node, size.nodes)),
+        )
+
+
+def _selects(selector: str, node: Node) -> bool:
+    """Whether a node has all of these labels: ``key=value`` or ``key``, with commas between them."""
+    wanted = (each.strip().partition("=") for each in selector.split(",") if each.strip())
+    return all(node.label(key) == value if sign else key in node.labels for key, sign, value in wanted)
+
+
+def _written(text: str) -> Iterator[PodHolding]:
+    """Yield what is written on a kernel's pod, as far as it can be read."""
+    words: Iterable[str] = text.split()[:_MOST_WRITTEN]
+    for match in filter(None, map(_WRITTEN.fullmatch, words)):
+        yield PodHolding(int(match[2]), int(match[3]), match[1])

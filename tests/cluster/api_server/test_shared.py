@@ -1,0 +1,311 @@
+"""Whole GPUs that the pool claims and divides, over a real API server whose scheduler assigns them.
+
+Claims of structured parameters need no driver to be assigned: the test lists the devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool.cluster.device_claims import COMPONENT, HolderShape, holder
+from gpu_pool.cluster.dialects.shared import claim_name
+from gpu_pool.pool.pool import GpuPool
+from gpu_pool_client import EndReason, LeaseGone, LeaseState
+from support.clusters import listed, node, resource_slice
+from support.control_plane import Cluster
+from support.kernel_pods import (
+    backend_of,
+    cluster_pool,
+    command,
+    held,
+    notebook,
+    running,
+    until_free,
+    until_pod,
+    volume,
+)
+from support.kube_examples import CLUSTER_WIDE, copied, kubeconfig_of, rendered
+from support.node_agent import NodeAgent
+from support.pools import take, until
+
+NODE, UUID = "shared-1", "GPU-gpu-0"
+CLAIM = claim_name("gpu-pool", UUID)
+CLASS = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "gpu.nvidia.com"},
+    "spec": {
+        "selectors": [
+            {
+                "cel": {
+                    "expression": "device.driver == 'gpu.nvidia.com' && "
+                    "device.attributes['gpu.nvidia.com'].type == 'gpu'"
+                }
+            }
+        ]
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node with one GPU, listed as NVIDIA's DRA driver does. What its pods run does not matter here."""
+    with NodeAgent(kubeconfig, tmp_path_factory.mktemp("nodes"), hollow=True) as agent:
+        cluster = Cluster(kubeconfig, agent)
+        cluster.add(node(NODE))
+        about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        cluster.apply(CLASS, {**about, **resource_slice(listed("gpu-0"), name=NODE)})
+        yield cluster
+        cluster.kubectl("delete", "resourceslice/shared-1-gpus-1-1", "deviceclass/gpu.nvidia.com")
+
+
+@pytest.fixture
+async def pools(cluster: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[Pools]:
+    cluster.apply(
+        *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace), namespace=namespace
+    )
+    async with AsyncExitStack() as stack:
+        yield Pools(cluster, namespace, tmp_path, stack)
+
+
+class Pools:
+    """Opens pools over the cluster, which end with the test."""
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path, stack: AsyncExitStack) -> None:
+        self.cluster, self.namespace, self._folder, self._stack = cluster, namespace, folder, stack
+
+    async def open(self, kubeconfig: Path | None = None, **settings: Any) -> GpuPool:
+        config = kubeconfig or self.cluster.kubeconfig
+        settings = {"dialect": "shared", **settings}
+        opened = cluster_pool(self._folder / "store.db", config, self.namespace, **settings)
+        pool = await self._stack.enter_async_context(opened)
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        return pool
+
+    def claim(self) -> Any:
+        return self.cluster.get("resourceclaim", "-n", self.namespace, CLAIM)
+
+    def claims(self) -> list[str]:
+        found = self.cluster.get("resourceclaims", "-n", self.namespace)["items"]
+        return [each["metadata"]["name"] for each in found]
+
+    def users(self) -> list[str]:
+        """Return the names of the pods for which the claim is reserved."""
+        return sorted(each["name"] for each in self.claim().get("status", {}).get("reservedFor", []))
+
+    def holders(self) -> list[Any]:
+        component = f"app.kubernetes.io/component={COMPONENT}"
+        found: list[Any] = self.cluster.get("pods", "-n", self.namespace, "-l", component)["items"]
+        return found
+
+    def rival(self, name: str = "rival") -> None:
+        """Let somebody else ask for any GPU, with a claim and a pod of their own."""
+        requests = [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]
+        claim = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": requests}},
+        }
+        self.cluster.apply(claim, using(name, name), namespace=self.namespace)
+
+    def has_gpu(self, name: str = "rival") -> bool:
+        """Whether the claim of somebody else was given a GPU."""
+        found = self.cluster.get("resourceclaim", "-n", self.namespace, name)
+        return "allocation" in found.get("status", {})
+
+    def is_refused_a_gpu(self, name: str = "rival") -> bool:
+        """Whether the scheduler has found none for the pod of somebody else."""
+        conditions = self.cluster.get("pod", "-n", self.namespace, name)["status"].get("conditions", [])
+        return any(each.get("reason") == "Unschedulable" for each in conditions)
+
+
+def using(name: str, claim: str) -> dict[str, Any]:
+    """Return a pod that names a claim."""
+    container = {"name": "c", "image": "example.org/notebook:1", "resources": {"claims": [{"name": "gpu"}]}}
+    spec = {
+        "containers": [container],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 0,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+async def started(pool: GpuPool, text: str = "2%") -> str:
+    lease = await held(pool, text)
+    await pool.launch(lease.id, command())
+    await running(pool, lease.id)
+    return lease.id
+
+
+async def test_slices_of_a_gpu_are_on_one_claim_that_the_scheduler_assigns(pools: Pools) -> None:
+    pool = await pools.open()
+    ids = [await started(pool, text) for text in ("2%", "0.5GiB", "30%")]
+    await until(lambda: len(pools.users()) == 4)
+    (result,) = pools.claim()["status"]["allocation"]["devices"]["results"]
+    assert (result["pool"], result["device"]) == (NODE, "gpu-0")
+    kernels = {f"gpu-pool-{lease_id}-1" for lease_id in ids}
+    (keeper,) = set(pools.users()) - kernels
+    assert [each["metadata"]["name"] for each in pools.holders()] == [keeper]
+    free = (await pool.status()).devices[0].free_milli
+    assert 600 < free < 670
+
+
+async def test_between_two_slices_nobody_else_gets_the_gpu_and_afterwards_they_do(pools: Pools) -> None:
+    pool = await pools.open(shared_empty_for=600)
+    await pool.release(await started(pool))
+    await until(lambda: pools.users() == [each["metadata"]["name"] for each in pools.holders()], 60)
+    pools.rival()
+    await until(pools.is_refused_a_gpu, 60)
+    assert not pools.has_gpu()
+    second = await started(pool)
+    assert not pools.has_gpu()
+    await pool.release(second)
+
+
+async def test_an_empty_gpu_is_given_back_and_waited_for(pools: Pools) -> None:
+    pool = await pools.open(shared_empty_for=0)
+    first = await started(pool)
+    pools.rival()
+    await until(pools.is_refused_a_gpu, 60)
+    await pool.release(first)
+    await until(pools.has_gpu, 120)
+    await until(lambda: CLAIM not in pools.claims() and not pools.holders(), 120)
+    await until_free(pool, 0)
+    waiting = await take(pool, "2%", "waits")
+    assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
+    pools.cluster.kubectl("delete", "pod,resourceclaim", "rival", "-n", pools.namespace)
+    lease = await pool.wait(waiting, 120)
+    await pool.launch(lease.id, command())
+    await running(pool, lease.id)
+
+
+async def test_a_claim_that_is_deleted_ends_its_slices_and_the_next_one_gets_a_new_one(pools: Pools) -> None:
+    pool = await pools.open()
+    lease_id = await started(pool)
+    before = pools.claim()["metadata"]["uid"]
+    pools.cluster.kubectl("delete", "resourceclaim", CLAIM, "-n", pools.namespace, "--wait=false")
+    with pytest.raises(LeaseGone, match="deleted the claim by which this pool had the GPU"):
+        await until_pod(pool, lease_id, lambda _: False)
+    assert (await pool.get_lease(lease_id)).end_reason is EndReason.TAKEN
+    again = await asyncio.wait_for(started(pool), 180)
+    assert again != lease_id
+    assert pools.claim()["metadata"]["uid"] != before
+
+
+async def test_a_service_that_starts_anew_goes_on_with_the_claim(pools: Pools, tmp_path: Path) -> None:
+    async with cluster_pool(
+        tmp_path / "first.db", pools.cluster.kubeconfig, pools.namespace, dialect="shared"
+    ) as first:
+        await until(lambda: backend_of(first).view.notebook("ada", ""))
+        lease_id = await started(first)
+        await until(lambda: len(pools.users()) == 2)
+        before = pools.claim()["metadata"]["uid"]
+    async with cluster_pool(
+        tmp_path / "first.db", pools.cluster.kubeconfig, pools.namespace, dialect="shared"
+    ) as second:
+        await until(lambda: backend_of(second).view.notebook("ada", ""))
+        assert (await second.get_lease(lease_id)).state is LeaseState.HELD
+        await started(second)
+        assert pools.claim()["metadata"]["uid"] == before
+        assert len(pools.holders()) == 1
+
+
+# -- With the rights and policies of the examples ------------------------------
+
+
+@pytest.fixture
+def installed(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
+    """Apply the service's rights and policies; return how to reach the cluster as the service does."""
+    cluster.kubectl("wait", "--for=create", "clusterrolebinding/system:basic-user", "--timeout=60s")
+    folder = copied(tmp_path, namespace)
+    chosen = folder / "kustomization.yaml"
+    chosen.write_text(chosen.read_text().replace("components: []", "components: [service/shared]"))
+    kinds = {"ServiceAccount", "Role", "RoleBinding", *CLUSTER_WIDE}
+    found = [each for each in rendered(folder) if each["kind"] in kinds]
+    cluster.apply(*found, flags=["--validate=strict"])
+    restricted = "pod-security.kubernetes.io/enforce=restricted"
+    cluster.kubectl("label", "namespace", namespace, restricted)
+    yield kubeconfig_of(cluster, "gpu-pool", namespace, tmp_path / "config")
+    names = [f"{each['kind']}/{each['metadata']['name']}" for each in found if each["kind"] in CLUSTER_WIDE]
+    cluster.kubectl("delete", *names)
+
+
+def refusal(cluster: Cluster, namespace: str, made: dict[str, Any], account: str = "") -> str:
+    """Return what an account, or the administrator, is told who creates an object; empty if it is created."""
+    words = ["-n", namespace, "--dry-run=server", "-f", "-"]
+    words += [f"--as=system:serviceaccount:{namespace}:{account}"] if account else []
+    try:
+        cluster.kubectl("create", *words, stdin=json.dumps(made))
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+async def test_the_service_lives_under_restricted_security_and_its_policies_and_all_goes_with_it(
+    pools: Pools, installed: Path, tmp_path: Path
+) -> None:
+    pod = using("mine", CLAIM)
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    pod["spec"]["containers"][0]["securityContext"] = security
+    profile = {"type": "RuntimeDefault"}
+    pod["spec"]["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1, "seccompProfile": profile}
+    words = "names a claim of jupyter-gpu-pool, which has a whole GPU"
+    await until(lambda: words in refusal(pools.cluster, pools.namespace, pod), 60)
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "of-my-own"}]
+    assert refusal(pools.cluster, pools.namespace, pod) == "", "nobody else's claims are looked at"
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": CLAIM}]
+    assert refusal(pools.cluster, "default", pod) == "", "nor other namespaces: another pool's are there"
+
+    async with cluster_pool(tmp_path / "own.db", installed, pools.namespace, dialect="shared") as pool:
+        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await started(pool)
+        await until(pools.holders)
+        (keeper,) = pools.holders()
+        (owner,) = keeper["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("ServiceAccount", "gpu-pool")
+        assert pools.claim()["metadata"]["ownerReferences"] == [owner]
+    pools.cluster.kubectl("delete", "serviceaccount", "gpu-pool", "-n", pools.namespace)
+    pools.cluster.kubectl("delete", "pod", "jupyter-ada", "-n", pools.namespace, "--wait=false")
+    await until(lambda: not pools.claims() and not pools.holders(), 120)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: made["metadata"].update(name="another"),
+        lambda made: made["metadata"].pop("labels"),
+        lambda made: made["spec"]["devices"]["requests"][0]["exactly"].update(count=2),
+        lambda made: made["spec"]["devices"]["requests"][0]["exactly"].update(allocationMode="All", count=0),
+        lambda made: made["spec"]["devices"]["requests"].append(
+            {"name": "more", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+        ),
+    ],
+)
+async def test_the_service_may_make_no_other_claims(pools: Pools, installed: Path, change: Any) -> None:
+    pool = await pools.open(installed)
+    shared = backend_of(pool).view.shared
+    assert shared is not None
+    made = shared.claim(UUID)
+    assert made is not None
+    change(made)
+    words = "The ResourceClaim is not as jupyter-gpu-pool makes it"
+    await until(lambda: words in refusal(pools.cluster, pools.namespace, made, "gpu-pool"), 60)
+
+
+async def test_a_holder_that_is_more_than_one_is_refused(pools: Pools, installed: Path) -> None:
+    assert installed.name
+    shape = HolderShape("gpu-pool", pools.namespace, "registry.k8s.io/pause:3.10")
+    made = holder(shape, UUID, NODE, (), ())
+    await until(lambda: refusal(pools.cluster, pools.namespace, made, "gpu-pool") == "", 60)
+    made["spec"]["volumes"] = [{"name": "v", "secret": {"secretName": "hub"}}]
+    words = "it has the volumes v"
+    await until(lambda: words in refusal(pools.cluster, pools.namespace, made, "gpu-pool"), 60)

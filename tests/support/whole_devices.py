@@ -1,0 +1,39 @@
+"""A cluster of the fake API whose devices the pool claims whole, and what its scheduler would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_pool.cluster.device_claims import HOLDER_LABEL
+from gpu_pool.cluster.dialects.shared import claim_name
+from support.clusters import claim_of, listed, named, node, resource_slice
+from support.fake_kubernetes import FakeKubernetes
+
+DRA = "/apis/resource.k8s.io/v1"
+CLAIM = claim_name("gpu-pool", "GPU-gpu-0")
+
+
+def lists_devices(fake: FakeKubernetes, *devices: str, generation: int = 1, on: str = "n1") -> None:
+    """Let a node list these devices."""
+    listing = resource_slice(*map(listed, devices), name=on, generation=generation)
+    listing["metadata"]["name"] = f"{on}-gpus"
+    fake.put_of(DRA, "resourceslices", listing)
+
+
+def has_dra(fake: FakeKubernetes, *devices: str) -> None:
+    """Let the cluster have NVIDIA's DRA driver, and these devices on its node n1."""
+    fake.absent = {"devicetaintrules"}
+    fake.put("nodes", node("n1"))
+    fake.put_of(DRA, "deviceclasses", named("gpu.nvidia.com")[0])
+    lists_devices(fake, *devices)
+
+
+def assign(fake: FakeKubernetes, name: str = CLAIM, device: str = "gpu-0") -> None:
+    """Give a claim its device, as the scheduler does."""
+    fake.change("resourceclaims", name, **claim_of(device, name=name)["status"])
+
+
+def holders(fake: FakeKubernetes) -> list[dict[str, Any]]:
+    """Return the pods that hold devices."""
+    pods = [found for key, found in fake.objects.items() if key[2] == "pods"]
+    return [pod for pod in pods if HOLDER_LABEL in pod["metadata"].get("labels", {})]
