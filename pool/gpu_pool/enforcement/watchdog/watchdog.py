@@ -1,4 +1,4 @@
-"""Warns, interrupts and ends what uses more memory than was granted to it, and what its user reads."""
+"""Warns, interrupts and ends what uses more memory of this machine's devices than was granted to it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from gpu_pool.enforcement.tiers import TierFailed
 from gpu_pool.enforcement.watchdog.attribution import OwnedUse, least_mib, root_of
-from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, Tolerance, WatchdogStep, evaluate
+from gpu_pool.enforcement.watchdog.escalation import Tolerance, WatchdogStep
+from gpu_pool.enforcement.watchdog.excess import Escalations, Excess, ended_text
 from gpu_pool.enforcement.watchdog.processes import (
     ProcessEnding,
     descendants,
@@ -21,77 +22,8 @@ from gpu_pool.enforcement.watchdog.processes import (
     runs_as,
     send,
 )
-from gpu_pool_client import Device, EndReason, Lease, Process, Slice, format_memory
+from gpu_pool_client import EndReason, Lease, Process, Slice
 from gpu_pool_client._log import EscapingLogger
-
-_BEGINNING = "This slice uses "
-
-
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """More memory in use on a device than may be used there, in MiB."""
-
-    device: Device
-    used_mib: int
-    #: What was granted, and its burst now.
-    allowed_mib: int
-    #: Whether what is too much was its burst, and is needed by others now.
-    was_burst: bool = False
-
-    def __str__(self) -> str:
-        used, allowed = format_memory(self.used_mib), format_memory(self.allowed_mib)
-        may = f"was granted {allowed}"
-        if self.was_burst:
-            may = f"may use {allowed} now: others need what it had on top of its slice"
-        return f"{used} of GPU {self.device.index}'s memory, and {may}"
-
-
-def notice_text(excess: Excess, history: ExcessHistory, tolerance: Tolerance, now: float, wall: float) -> str:
-    """Say what is used, what will happen when, and what to do.
-
-    ``now`` is of the watchdog's clock, ``wall`` is the Unix time at that moment.
-    """
-    done = "What ran was interrupted. " if history.interrupted_at is not None else ""
-    return (
-        f"{_BEGINNING}{excess}. {done}{_prospect(history, tolerance, wall - now)}"
-        "To free memory, delete what you do not need (in PyTorch, then torch.cuda.empty_cache()), "
-        "use smaller batches, or restart the kernel; for more memory, start one with a larger slice."
-    )
-
-
-def is_watchdog_notice(text: str) -> bool:
-    """Whether what a lease's user reads was written by a watchdog, perhaps of an earlier run of the pool."""
-    return text.startswith(_BEGINNING)
-
-
-def ended_text(excess: Excess) -> str:
-    """Say why a slice's processes are ended."""
-    if excess.was_burst:
-        used, allowed = format_memory(excess.used_mib), format_memory(excess.allowed_mib)
-        return (
-            f"This slice used {used} of GPU {excess.device.index}'s memory, of which others need all but "
-            f"{allowed}: that was on top of its slice, and did not come back in time. Its processes are "
-            "ended. Start again with a slice that is granted more."
-        )
-    return (
-        f"This slice used {excess}, for too long: its processes are ended. Start again with a larger slice."
-    )
-
-
-def _prospect(history: ExcessHistory, tolerance: Tolerance, offset: float) -> str:
-    following: list[str] = []
-    then = history
-    while step := then.next_step(tolerance):
-        kind, at = step
-        clock = time.strftime("%H:%M:%S", time.localtime(at + offset))
-        if kind is WatchdogStep.INTERRUPT:
-            following.append(f"at {clock} what runs is interrupted")
-            then = ExcessHistory(then.over_since, then.noticed_at, interrupted_at=at)
-        else:
-            following.append(f"at {clock} its processes are ended")
-            break
-    return f"If it stays so, {', and '.join(following)}. " if following else ""
-
 
 _log = EscapingLogger(logging.getLogger("gpu_pool.watchdog"))
 
@@ -129,76 +61,43 @@ class Watchdog:
         evict: Evict,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._tolerance, self._of_burst = tolerance, tolerance.of_burst()
+        self._escalations = Escalations(tolerance, wall)
         self._decisions = decisions
         self._evict = evict
-        self._wall = wall
-        self._histories: dict[str, ExcessHistory] = {}
         self._endings: dict[str, ProcessEnding] = {}
         #: Leases whose processes are not ours to signal; each is logged once.
         self._foreign: set[str] = set()
-        #: The most that leases with a limit might use since they last used no more than that, by lease and
-        #: device: what they still use of it was their burst.
-        self._was_allowed: dict[tuple[str, str], int] = {}
 
     def watch(self, leases: Sequence[Lease], used: Mapping[str, _Used], now: float) -> None:
         """Evaluate all these leases by what they use now."""
-        held = {lease.id for lease in leases}
-        self._histories = {name: each for name, each in self._histories.items() if name in held}
-        self._foreign &= held
-        self._note_allowed(leases)
+        self._foreign &= {lease.id for lease in leases}
+        self._escalations.begin(leases)
         for lease in leases:
             here = used.get(lease.id)
-            if (
-                here or is_watchdog_notice(lease.notice) or lease.id in self._histories
-            ) and lease.id not in self._endings:
+            if (here or self._escalations.concerns(lease)) and lease.id not in self._endings:
                 self._evaluate(lease, leases, here or {}, now)
-            if lease.id not in self._histories:
-                self._forget_allowed(lease)
+        self._escalations.end(leases)
         for name, ending in list(self._endings.items()):
             left = (each.process for owned in used.get(name, {}).values() for each in owned)
             if ending.go_on(now, left):
                 self._decisions.end(name, EndReason.OVER_MEMORY)
                 del self._endings[name]
 
-    def _note_allowed(self, leases: Sequence[Lease]) -> None:
-        """Note what leases might use; the burst of one that is over stays known until it is no more."""
-        before, self._was_allowed = self._was_allowed, {}
-        for lease in leases:
-            for part in lease.slices:
-                if part.limit_mib:
-                    name = lease.id, part.device.uuid
-                    self._was_allowed[name] = max(before.get(name, 0), part.allowed_mib)
-
-    def _forget_allowed(self, lease: Lease) -> None:
-        for part in lease.slices:
-            if part.limit_mib:
-                self._was_allowed[lease.id, part.device.uuid] = part.allowed_mib
-
     def _evaluate(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
         excess = self._excess(lease, leases, used)
-        before = self._histories.get(lease.id)
-        if (
-            excess is None and before is None and not is_watchdog_notice(lease.notice)
-        ) or not _is_visible_here(lease):
+        if (excess is None and not self._escalations.concerns(lease)) or not _is_visible_here(lease):
             return
-        usual = self._of_burst if excess is not None and excess.was_burst else self._tolerance
-        tolerance = self._tolerance_for(lease, usual)
-        history, step = evaluate(before, excess is not None, now, tolerance)
-        if excess is None or history is None:
-            self._histories.pop(lease.id, None)
-            # Whoever warned it may have been an earlier run of the pool.
-            if step is WatchdogStep.CLEAR or is_watchdog_notice(lease.notice):
-                self._decisions.tell(lease.id, "")
-            return
-        self._histories[lease.id] = history
-        if step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
+        step, text, excess = self._escalations.judge(
+            lease, excess, now, lambda usual: self._tolerance_for(lease, usual)
+        )
+        if step is WatchdogStep.CLEAR:
+            self._decisions.tell(lease.id, "")
+        elif step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
             if step is WatchdogStep.INTERRUPT and lease.process is not None:
                 send(lease.process, signal.SIGINT, first_owner(lease.process))
-            text = notice_text(excess, history, tolerance, now, self._wall())
             self._decisions.tell(lease.id, text)
             _log.info("lease %s: %s: %s", lease.id, step.value, excess)
-        elif step is WatchdogStep.END:
+        elif step is WatchdogStep.END and excess is not None:
             self._end(lease, excess, used, now)
 
     def _end(self, lease: Lease, excess: Excess, used: _Used, now: float) -> None:
@@ -219,22 +118,14 @@ class Watchdog:
 
     def _excess(self, lease: Lease, leases: Sequence[Lease], used: _Used) -> Excess | None:
         """Return by how much it is over, where it is worst; None if it is not, or that is not certain."""
-        found: Excess | None = None
-        for part in lease.slices:
-            owned = used.get(part.device.uuid, ())
-            mib = least_mib(owned)
-            if self._tolerance.allows(mib, part.allowed_mib):
-                continue
-            allowed = _allowed(root_of(lease), part, leases)
-            if self._tolerance.allows(mib, allowed) or not all(each.process.is_alive() for each in owned):
-                continue
-            if found is None or mib - allowed > found.used_mib - found.allowed_mib:
-                more = (
-                    self._was_allowed.get((lease.id, part.device.uuid), part.allowed_mib) - part.allowed_mib
-                )
-                was_burst = more > 0 and self._tolerance.allows(mib, allowed + more)
-                found = Excess(part.device, mib, allowed, was_burst)
-        return found
+        mib = {uuid: least_mib(owned) for uuid, owned in used.items()}
+        allows = self._escalations.tolerance.allows
+        own = {part.device.uuid: part.allowed_mib for part in lease.slices}
+        over = [uuid for uuid in own.keys() & mib.keys() if not allows(mib[uuid], own[uuid])]
+        # Only now, since it costs more: one that has ended meanwhile uses nothing, whatever was seen.
+        certain = {uuid: mib[uuid] for uuid in over if all(each.process.is_alive() for each in used[uuid])}
+        root = root_of(lease)
+        return self._escalations.excess_of(lease, certain, lambda part: _allowed(root, part, leases))
 
     def _tolerance_for(self, lease: Lease, usual: Tolerance) -> Tolerance:
         root = root_of(lease)

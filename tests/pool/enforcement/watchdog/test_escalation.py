@@ -14,13 +14,14 @@ from gpu_pool.devices.sampling import ProcessUse
 from gpu_pool.enforcement.watchdog import Tolerance
 from gpu_pool.enforcement.watchdog.attribution import OwnedUse
 from gpu_pool.enforcement.watchdog.escalation import ExcessHistory, WatchdogStep, evaluate
-from gpu_pool.enforcement.watchdog.watchdog import (
+from gpu_pool.enforcement.watchdog.excess import (
     Excess,
-    Watchdog,
+    clock_here,
     ended_text,
     is_watchdog_notice,
     notice_text,
 )
+from gpu_pool.enforcement.watchdog.watchdog import Watchdog
 from gpu_pool_client import (
     Device,
     EndReason,
@@ -109,20 +110,20 @@ def test_a_twentieth_or_64_mib_are_forgiven(used: int, granted: int, allowed: bo
 
 def test_a_notice_says_what_is_used_what_will_happen_and_what_to_do() -> None:
     excess = Excess(V100, used_mib=900, allowed_mib=655)
-    first = notice_text(excess, ExcessHistory(0, noticed_at=10), TOLERANCE, now=10, wall=1_000)
+    first = notice_text(excess, ExcessHistory(0, noticed_at=10), TOLERANCE, 1_000 - 10, clock_here)
     assert "uses 900MiB of GPU 0's memory, and was granted 655MiB" in first
     assert first.index("what runs is interrupted") < first.index("its processes are ended")
     assert "torch.cuda.empty_cache()" in first
-    second = notice_text(excess, ExcessHistory(0, 10, interrupted_at=40), TOLERANCE, now=40, wall=1_030)
+    second = notice_text(excess, ExcessHistory(0, 10, interrupted_at=40), TOLERANCE, 1_030 - 40, clock_here)
     assert "What ran was interrupted." in second
     assert "what runs is interrupted" not in second
-    warned = notice_text(excess, ExcessHistory(0, 10), replace(TOLERANCE, ends=False), now=10, wall=1_000)
+    warned = notice_text(excess, ExcessHistory(0, 10), replace(TOLERANCE, ends=False), 1_000 - 10, clock_here)
     assert "If it stays so" not in warned
 
 
 def test_a_notice_says_that_others_need_the_burst() -> None:
     excess = Excess(V100, used_mib=2_048, allowed_mib=655, was_burst=True)
-    text = notice_text(excess, ExcessHistory(0, noticed_at=5), TOLERANCE.of_burst(), now=5, wall=1_000)
+    text = notice_text(excess, ExcessHistory(0, noticed_at=5), TOLERANCE.of_burst(), 1_000 - 5, clock_here)
     assert text.startswith(
         "This slice uses 2GiB of GPU 0's memory, and may use 655MiB now: "
         "others need what it had on top of its slice."
