@@ -346,6 +346,9 @@ class Lease:
     asked_back: EndReason | None = None
     #: How its kernel has failed, the last time that one did.
     failure: Failure | None = None
+    #: When the pool asked last for what runs to be interrupted, in Unix seconds, where it can't do that
+    #: itself: in a pod. Each such moment is for one interrupt.
+    interrupt_at: float | None = None
     #: Seconds for which it was held before ``held_at``: until it was parked, or had another size. And what
     #: was used then, in whole GPUs times seconds.
     held_before: float = 0.0

@@ -124,16 +124,18 @@ async def cluster_pool(
     courses: Courses | None = None,
     named: Mapping[str, Any] | None = None,
     tuning: Tuning = Tuning(),  # noqa: B008 - frozen
+    watchdog: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[GpuPool]:
     """Serve a cluster within this process.
 
-    ``courses`` are those of files, ``named`` those of ``c.PoolSettings.courses``.
+    ``courses`` are those of files, ``named`` those of ``c.PoolSettings.courses``; ``watchdog`` are
+    further settings of that.
     """
     told = courses or Courses()
     kubernetes = KubernetesSettings(kubeconfig=str(kubeconfig), namespace=namespace, **settings)
     log = logging.getLogger("gpu_pool.tests")
-    chosen = PoolSettings(courses=dict(named or {}), tuning=tuning)
+    chosen = PoolSettings(courses=dict(named or {}), tuning=tuning, **(watchdog or {}))
     pool = await open_cluster(path, chosen, kubernetes, lambda: told, log)
     async with pool:
         yield pool

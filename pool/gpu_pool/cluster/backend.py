@@ -22,12 +22,14 @@ from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
 from gpu_pool.cluster.pod_choices import refuse_beside_server
 from gpu_pool.cluster.pod_starts import KueuePositions, PodStarts
 from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
+from gpu_pool.cluster.pod_watchdog import PodWatchdog
 from gpu_pool.cluster.scale_up_controller import ScaleUpController
 from gpu_pool.cluster.settings import SHARED, KubernetesSettings
 from gpu_pool.cluster.snapshot import served_of_kueue
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import Courses
 from gpu_pool.devices import Inventory
+from gpu_pool.enforcement.watchdog import Tolerance, WatchdogRules
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Observed, PoolSide, Taken
@@ -80,7 +82,9 @@ class ClusterBackend(Backend):
         api: Api,
         courses: Callable[[], Courses],
         log: logging.Logger,
+        tolerance: Tolerance | None = None,
     ) -> None:
+        """``tolerance`` is the watchdog's; None for no watchdog."""
         self._kubernetes, self._rules, self.api, self.log = kubernetes, rules, api, log
         self._courses = courses
         self.view = ClusterView(api, kubernetes, log)
@@ -104,6 +108,12 @@ class ClusterBackend(Backend):
         #: When it is looked next whether anything was missed (``time.monotonic()``).
         self._look_at = 0.0
         self.agents = self._use = NodeUseReports(api, self.view, kubernetes, log)
+        #: What the watchdog says to the users of leases, until it is written down.
+        self._notices: dict[str, str] = {}
+        self._watchdog: PodWatchdog | None = None
+        if tolerance is not None and kubernetes.node_agent:
+            tell, context = self._notices.__setitem__, kubernetes.dialect_options.context_mib
+            self._watchdog = PodWatchdog(tolerance, self._use, tell, context)
         self.host, self.capacity = self, self
         self.queue = self if kubernetes.kueue else None
 
@@ -219,7 +229,16 @@ class ClusterBackend(Backend):
         return Adapted(self.view.counted_as(request), within)
 
     def describe(self, lease: Lease) -> Lease:
-        """Say what the dialect says. Variables are set in the pod by the cluster's own parts."""
+        """Say what the dialect says, and whether the watchdog watches it.
+
+        Variables are set in the pod by the cluster's own parts.
+        """
+        described = self._by_dialect(lease)
+        if self._watchdog is None or not lease.slices:
+            return described
+        return self._watchdog.described(described)
+
+    def _by_dialect(self, lease: Lease) -> Lease:
         terms = replace(lease.terms, revocable=True)
         if not lease.slices:
             return replace(lease, terms=terms)
@@ -267,7 +286,19 @@ class ClusterBackend(Backend):
             for lease in every
             if lease.is_queued and self.has_kernel(lease.id) and not self.place(lease.id)
         ]
-        return Observed({**nodes_gone, **await self._give_up_the_hopeless()}, admitted)
+        too_much = await self._watch(every)
+        return Observed({**too_much, **nodes_gone, **await self._give_up_the_hopeless()}, admitted)
+
+    async def _watch(self, every: Sequence[Lease]) -> Mapping[str, Taken]:
+        """Have the watchdog judge these leases; return those that end for what they use."""
+        if self._watchdog is None:
+            return {}
+        found = self._watchdog.watch(every, self._by_dialect)
+        while self._notices:
+            lease_id = next(iter(self._notices))
+            await self.pool.store.run(leases.set_notice, lease_id, self._notices[lease_id])
+            del self._notices[lease_id]
+        return {lease_id: Taken(EndReason.OVER_MEMORY, text) for lease_id, text in found.items()}
 
     async def _write_use(self, leases: Sequence[Lease]) -> None:
         """Add what the agents of nodes have seen to what is known of leases, now and then."""
@@ -311,7 +342,9 @@ class ClusterBackend(Backend):
 
     async def launch(self, lease: Lease, kernel: KernelCommand, caller: Caller | None) -> KernelPod:
         """See ``KernelHost.launch``."""
-        order = await self._pod_builder.of(lease, kernel, _server(caller))
+        # What its environment says of limits is to be true for as long as it runs, whoever reports meanwhile.
+        lasting = replace(lease, enforcement=self.view.enforcement(lease.request))
+        order = await self._pod_builder.of(lasting, kernel, _server(caller))
         if self._claims is not None:
             await self._claims.ready(lease)
         if lease.process is None:
@@ -409,6 +442,7 @@ async def open_cluster(
     """Return the pool of the cluster that the settings name. Raises ``PoolUnreachable`` in words."""
     settings.in_pods = True
     api = await connect(kubernetes.kubeconfig, lax=kubernetes.lax_certificates)
-    backend = ClusterBackend(kubernetes, settings.rules, api, courses, log)
+    tolerance = WatchdogRules.of(settings, auto="end").tolerance
+    backend = ClusterBackend(kubernetes, settings.rules, api, courses, log, tolerance)
     # Its store goes with the service's pod from one machine to another, whose uptimes say nothing.
     return GpuPool(PoolCore(path, backend, settings, Clock(uptime=time.time)))

@@ -19,6 +19,7 @@ from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.manifests import number_of
+from gpu_pool.cluster.pod_watchdog import MemorySeen
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.store.usage import Measured, UseTally
@@ -248,15 +249,50 @@ class NodeUseReports:
 
     def _seen(self, lease_id: str) -> tuple[PodDeviceUse, ...] | None:
         """Return what a lease's newest pod was last seen to use; None where that is not known."""
-        pods = self._view.own.of(lease_id)
-        if not pods:
-            return None
-        pod = max(pods, key=lambda each: number_of(each["metadata"]["name"]))
-        report = self._reports.get(_node_of(pod))
-        if report is None or self._clock() - report.at > self._holds:
+        pod = self._pod(lease_id)
+        report = None if pod is None else self._reports.get(_node_of(pod))
+        if pod is None or report is None or not self._is_fresh(report):
             return None
         uses = _of_pod(pod, report)
         return uses if uses or report.complete else None
+
+    def _pod(self, lease_id: str) -> Manifest | None:
+        """Return a lease's newest pod."""
+        pods = self._view.own.of(lease_id)
+        return max(pods, key=lambda each: number_of(each["metadata"]["name"]), default=None)
+
+    def _report_on(self, lease_id: str) -> _Report | None:
+        pod = self._pod(lease_id)
+        return None if pod is None else self._reports.get(_node_of(pod))
+
+    def _is_fresh(self, report: _Report | None, *, complete: bool = False) -> bool:
+        """Whether a report still holds; ``complete`` if it must be of all devices of its node."""
+        if report is None or (complete and not report.complete):
+            return False
+        return self._clock() - report.at <= self._holds
+
+    # -- What the watchdog sees ----------------------------------------------------
+
+    def memory_seen(self, lease_id: str) -> MemorySeen | None:
+        """See ``MemoryReports.memory_seen``."""
+        uses, report = self._seen(lease_id), self._report_on(lease_id)
+        if uses is None or report is None:
+            return None
+        amounts = _by_device(uses)
+        known = {device: mib for device, mib in amounts.items() if mib is not None}
+        return MemorySeen(report.at, known) if len(known) == len(amounts) else None
+
+    def news_of(self, since: float) -> Iterable[str]:
+        """See ``MemoryReports.news_of``."""
+        new = {node: report for node, report in self._reports.items() if report.at > since}
+        return set[str]().union(*(self._leases_in(node, report) for node, report in new.items()))
+
+    def is_watched(self, lease: Lease) -> bool:
+        """See ``MemoryReports.is_watched``: by its pod, or before there is one by its nodes."""
+        if self._view.own.of(lease.id):
+            return self.memory_seen(lease.id) is not None
+        nodes = {part.device.node for part in lease.slices}
+        return bool(nodes) and all(self._is_fresh(self._reports.get(node), complete=True) for node in nodes)
 
     # -- What is written down ------------------------------------------------------
 

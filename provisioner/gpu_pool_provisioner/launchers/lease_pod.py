@@ -7,7 +7,7 @@ starts the next one in the same pod. Where it does not answer, a kernel's end is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -34,6 +34,7 @@ from gpu_pool_provisioner.session.idling import taken
 _END_WITHIN: Final = 10.0
 #: Seconds in which a pod's supervisor answers: packets to a pod that is gone, or behind a firewall, vanish.
 _ANSWERS_WITHIN: Final = 2.0
+_ENFORCED: Final = "GPU_POOL_ENFORCED"
 _FINE_AGAIN: Final = "Its machine answers again."
 _SLOW: Final = "The kernel's pod did not start within {}. Its last report: {}"
 
@@ -66,7 +67,7 @@ class LeasePod:
     def fits(self, lease: Lease, command: KernelCommand) -> bool:
         """Whether it runs, and is what would be launched now for this lease and this command."""
         known = self._lease
-        is_same = (known.id, known.request, known.environment) == (lease.id, lease.request, lease.environment)
+        is_same = (known.id, known.request, _lasting(known)) == (lease.id, lease.request, _lasting(lease))
         return is_same and self.command == command and self._address.done() and not self.ended.done()
 
     @property
@@ -213,3 +214,8 @@ class LeasePod:
         if self._following is not None:
             self._following.cancel()
         self.lost()
+
+
+def _lasting(lease: Lease) -> Mapping[str, str]:
+    """Return the variables of a lease, but for what is enforced, which may change while its pod runs."""
+    return {name: value for name, value in lease.environment.items() if name != _ENFORCED}

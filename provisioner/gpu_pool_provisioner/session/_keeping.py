@@ -40,6 +40,8 @@ def looked(session: Session, event: on.Looked, now: float) -> Outcome:
     tells: list[do.Effect] = [do.Tell(text) for text in told]
     if idling.burst != _idling(session).burst:
         tells.append(do.ShowBurst(event.lease))
+    if idling.interrupted_at != _idling(session).interrupted_at:
+        tells.append(do.InterruptKernel())  # once it reads why, below the cell that runs
     if found.act is ExpiryAction.END and not found.if_idle:
         ending, effects = life.terms_over(after, on.TermsOver(found), now)
         return ending, (*tells, *effects)

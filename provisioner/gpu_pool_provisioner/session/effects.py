@@ -96,7 +96,7 @@ class KillKernel(Effect):
 
 @dataclass(frozen=True, slots=True)
 class InterruptKernel(Effect):
-    """Interrupt it by a message, where it takes no signals."""
+    """Interrupt it, where it has no process here that the manager interrupts."""
 
 
 @dataclass(frozen=True, slots=True)

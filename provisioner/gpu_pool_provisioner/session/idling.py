@@ -59,6 +59,8 @@ class Idling:
     #: nothing before the first look: what its kernel knows may be of before it was parked.
     may_burst: bool = False
     burst: tuple[int, ...] = ()
+    #: When the pool asked last for what runs to be interrupted, as far as that was done.
+    interrupted_at: float | None = None
 
     @property
     def is_asked_back(self) -> bool:
@@ -125,7 +127,9 @@ def begun(lease: Lease, now: float) -> tuple[Idling, list[str]]:
     step = expiry_policy.warning_at_start(terms, now)
     told = [text for text in (lease.message, step.message) if text]
     warned = frozenset({step.warns_of}) if step.warns_of else frozenset[str]()
-    return Idling(terms, now, look_at, warned=warned, notice=lease.message, may_burst=may_burst), told
+    idling = Idling(terms, now, look_at, warned=warned, notice=lease.message, may_burst=may_burst)
+    # What was asked for before is not meant for what it has not begun to run.
+    return replace(idling, interrupted_at=lease.interrupt_at), told
 
 
 def _burst(lease: Lease) -> tuple[int, ...]:
@@ -198,6 +202,8 @@ def looked(idling: Idling, look: Looked, now: float) -> tuple[Idling, ExpiryStep
         step = _without_slice(idling, look, now)
         return _later(idling, step.again_in, now), step, tells
     idling = replace(idling, terms=lease.terms, may_burst=bool(lease.limit_mib), burst=_burst(lease))
+    if lease.interrupt_at is not None:
+        idling = replace(idling, interrupted_at=lease.interrupt_at)
     step = expiry_policy.step(
         lease.terms, observed(idling, look.busy, look.last_activity, look.activity), now
     )
