@@ -357,6 +357,11 @@ class Lease:
     #: they could have before that, in whole GPUs times seconds.
     parked_at: float | None = None
     lent_before: float = 0.0
+    #: Since when it may use on top what it may now, all its slices together; None where that is nothing. What
+    #: it could use on top before then, in MiB times seconds, and the most at once, in MiB.
+    burst_since: float | None = None
+    burst_before: float = 0.0
+    burst_peak_mib: int = 0
 
     @property
     def message(self) -> str:
@@ -495,6 +500,10 @@ class EndedLease:
     leases: int = 1
     #: What others could have of it while it was parked, in whole GPUs times seconds.
     lent_gpu_seconds: float = 0.0
+    #: What it could use on top of what it was granted, on all its devices together, in MiB times seconds; and
+    #: the most at once, in MiB.
+    burst_mib_seconds: float = 0.0
+    burst_peak_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,6 +311,7 @@ _KEYS: Final[Mapping[str, Callable[[EndedLease], str]]] = {
 _COLUMNS: Final = (
     "GPU-hours",
     "Lent",
+    "On top",
     "Leases",
     "People",
     "Peak",
@@ -351,8 +352,9 @@ def report(
     """Add up what was used: GPU-hours (share times time), memory, waits.
 
     A lease counts when it ended, and one that is held or parked up to now. "Lent" are
-    GPU-hours that others could have while its kernel was idle. Memory is
-    what was measured, on one GPU; "GPU unused" counts leases without any process on a GPU.
+    GPU-hours that others could have while its kernel was idle, "on top" GiB-hours of memory
+    that it could use beyond what it was granted. Memory is what was measured, on one GPU;
+    "GPU unused" counts leases without any process on a GPU.
     """
     now = time.time()
     first, last = _moment(since, now), now if until is None else _moment(until, now)
@@ -457,6 +459,7 @@ def _cells(line: UsageRow) -> list[str]:
     return [
         f"{line.gpu_hours:.2f}",
         f"{line.lent_gpu_hours:.2f}",
+        f"{line.burst_gib_hours:.2f}" if line.burst_peak_mib else "-",
         str(line.leases),
         str(line.people),
         "-" if line.peak_mib is None else format_memory(line.peak_mib),

@@ -13,6 +13,10 @@ from gpu_pool.simulation.plot import COLOURS, text
 BARS: Final = 96
 _LEFT, _TOP, _WIDTH, _HEIGHT = 60, 50, 768, 240
 _BAR: Final = _WIDTH / BARS
+#: The height of what is below where slices could use memory on top of what they were granted, and its bars.
+_BELOW, _BURST_TOP, _BURST_HEIGHT = 150, 70, 60
+_BURST_COLOUR: Final = "#666"
+_MIB_OF_GIB: Final = 1024
 #: Groups with a colour of their own, those that held most; the rest is drawn together.
 _MOST_GROUPS: Final = len(COLOURS) - 1
 _OTHERS: Final = "others"
@@ -25,21 +29,29 @@ _LENT_FILL: Final = (
 
 
 def use_plot(title: str, use: UseOverTime, period: PeriodParts) -> str:
-    """Draw what was held by each group, above it what was lent, and a line for cells that ran; as SVG."""
+    """Draw what was held by each group, above it what was lent, and a line for cells that ran; as SVG.
+
+    Below that, where there was any, the memory that slices could use on top of what they were granted.
+    """
     groups = _largest(use)
     totals = use.held_by_all
     top = round_up(max(map(sum, zip(totals, use.lent, strict=True))) / period.seconds)
     scale = _HEIGHT / (top * period.seconds)
     legend = list(_legend(groups, is_lent=any(use.lent), is_busy=any(use.busy)))
-    height = _TOP + _HEIGHT + 50 + 20 * len(legend)
+    burst = list(_burst(use.burst, period))
+    below = _BELOW if burst else 0
+    height = _TOP + _HEIGHT + below + 50 + 20 * len(legend)
     parts = [
         _LENT_FILL,
         text(10, 24, title, 15),
-        *_scale(top),
+        *_scale(top, "GPUs", _TOP, _HEIGHT),
         *_bars(groups, use, scale),
         *_line(use.busy, scale),
         *_times(period),
+        *burst,
+        f'<g transform="translate(0 {below})">',
         *(line for lines in legend for line in lines),
+        "</g>",
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 30}" height="{height}" '
@@ -84,12 +96,28 @@ def _line(busy: Sequence[float], scale: float) -> Iterator[str]:
             yield f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
 
 
-def _scale(top: float) -> Iterator[str]:
+def _burst(burst: Sequence[float], period: PeriodParts) -> Iterator[str]:
+    """Draw, below the plot, the memory on top of what was granted; nothing where there was none."""
+    if not any(burst):
+        return
+    gib = [each / (period.seconds * _MIB_OF_GIB) for each in burst]
+    top, first = round_up(max(gib)), _TOP + _HEIGHT + _BURST_TOP
+    yield from _scale(top, "GiB that could be used on top of what was granted", first, _BURST_HEIGHT)
+    for part, each in enumerate(gib):
+        height = each / top * _BURST_HEIGHT
+        if height > 0:
+            yield (
+                f'<rect x="{_LEFT + part * _BAR:.1f}" y="{first + _BURST_HEIGHT - height:.1f}" '
+                f'width="{_BAR:.1f}" height="{height:.1f}" fill="{_BURST_COLOUR}"/>'
+            )
+
+
+def _scale(top: float, unit: str, first: int, height: int) -> Iterator[str]:
     for part in (0.0, 0.5, 1.0):
-        y = _TOP + _HEIGHT * (1 - part)
+        y = first + height * (1 - part)
         yield f'<path d="M{_LEFT} {y}H{_LEFT + _WIDTH}" stroke="#ccc"/>'
         yield text(10, y + 4, f"{top * part:g}", 12)
-    yield text(10, _TOP - 10, "GPUs", 12)
+    yield text(10, first - 10, unit, 12)
 
 
 def _times(period: PeriodParts) -> Iterator[str]:

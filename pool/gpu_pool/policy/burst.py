@@ -10,9 +10,11 @@ shares are even, up to each limit. Caps of running programs follow, so small cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from gpu_pool_client import Slice
 
 #: A cap moves by no less than this, in MiB, unless it must, or comes to its limit.
 LEAST_CHANGE_MIB: Final = 64
@@ -44,6 +46,11 @@ class BurstSlice:
         """What it uses of its burst; what it uses beyond that gives it no claim."""
         used = (self.used_mib or 0) - self.guarantee_mib
         return max(0, min(used, self.burst_mib, self.most_mib))
+
+
+def total_mib(parts: Iterable[Slice]) -> int:
+    """Return what slices may use on top of what was granted, all together, in MiB."""
+    return sum(part.burst_mib for part in parts)
 
 
 def divide(free_mib: int, slices: Sequence[BurstSlice]) -> Mapping[int, int]:

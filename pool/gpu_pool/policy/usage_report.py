@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpu_pool.policy import burst
 from gpu_pool_client import WHOLE, EndedLease, Lease
 
 #: Stands where the reason of its end would, for a lease that lives.
@@ -30,6 +31,9 @@ class UsageRow:
     gpu_hours: float
     #: The same of what others could have while kernels were parked.
     lent_gpu_hours: float
+    #: What they could use on top of what they were granted, in GiB times hours; and the most of any, in MiB.
+    burst_gib_hours: float
+    burst_peak_mib: int
     #: The most memory seen in use on one device, and the mean over time; None where nothing was measured.
     peak_mib: int | None
     mean_mib: float | None
@@ -64,6 +68,8 @@ def line(key: str, rows: Sequence[EndedLease]) -> UsageRow:
         people=len({row.user for row in rows}),
         gpu_hours=sum(row.gpu_seconds for row in rows) / 3600,
         lent_gpu_hours=sum(row.lent_gpu_seconds for row in rows) / 3600,
+        burst_gib_hours=sum(row.burst_mib_seconds for row in rows) / (1024 * 3600),
+        burst_peak_mib=max((row.burst_peak_mib for row in rows), default=0),
         peak_mib=max((row.peak_mib for row in measured if row.peak_mib is not None), default=None),
         mean_mib=_mean(measured),
         measured=sum(row.leases for row in measured),
@@ -84,6 +90,7 @@ def living(lease: Lease, now: float) -> EndedLease:
     since = now if lease.held_at is None or not lease.slices else lease.held_at
     held = max(0.0, now - since)
     parked = 0.0 if lease.parked_at is None else max(0.0, now - lease.parked_at)
+    burst_for = 0.0 if lease.burst_since is None else max(0.0, now - lease.burst_since)
     # What it holds none of now, it had on average before.
     share = lease.used_before / lease.held_before if lease.held_before else 0.0
     return EndedLease(
@@ -101,6 +108,8 @@ def living(lease: Lease, now: float) -> EndedLease:
         gpu_seconds=lease.used_before + milli / WHOLE * held,
         reason=LIVING,
         lent_gpu_seconds=lease.lent_before + share * parked,
+        burst_mib_seconds=lease.burst_before + burst.total_mib(lease.slices) * burst_for,
+        burst_peak_mib=lease.burst_peak_mib,
     )
 
 

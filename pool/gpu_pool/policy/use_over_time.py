@@ -45,6 +45,8 @@ class UseOverTime:
     held: dict[str, list[float]]
     #: What others could have while kernels were parked.
     lent: list[float]
+    #: What could be used on top of what was granted: MiB times seconds.
+    burst: list[float]
     #: While cells ran: of leases that have ended, and whose servers have said when that was.
     busy: list[float] = field(default_factory=list)
 
@@ -63,7 +65,7 @@ def use_over_time(
     """Spread what leases used over a period.
 
     When exactly a lease that was parked held its slice is not kept, so what it held and lent is spread
-    evenly over its life.
+    evenly over its life; and so is its burst.
 
     Parameters
     ----------
@@ -77,7 +79,7 @@ def use_over_time(
         When kernels worked; None where that is not to be told.
     """
     held: dict[str, list[float]] = {}
-    lent, worked = [0.0] * period.parts, [0.0] * period.parts
+    lent, burst, worked = ([0.0] * period.parts for _ in range(3))
     for row in rows:
         of_key = held.setdefault(key_of(row), [0.0] * period.parts)
         if row.held_at is None:
@@ -86,11 +88,12 @@ def use_over_time(
         for part, seconds in period.overlaps(row.held_at, row.ended_at):
             of_key[part] += seconds / life * row.gpu_seconds
             lent[part] += seconds / life * row.lent_gpu_seconds
+            burst[part] += seconds / life * row.burst_mib_seconds
         share = row.gpu_seconds / row.held_seconds if row.held_seconds > 0 else 0.0
         for began, length in () if busy is None else busy.get(row.id, ()):
             for part, seconds in period.overlaps(began, min(began + length, row.ended_at)):
                 worked[part] += seconds * share
-    return UseOverTime(held, lent, [] if busy is None else worked)
+    return UseOverTime(held, lent, burst, [] if busy is None else worked)
 
 
 def until_now(leases: Iterable[Lease], now: float) -> list[EndedLease]:

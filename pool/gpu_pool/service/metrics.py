@@ -142,6 +142,12 @@ class Metrics:
             ["course"],
             registry=self._registry,
         )
+        self._burst = Counting(
+            "gpu_pool_burst_byte_seconds",
+            "Bytes times seconds that leases which ended could use on top of what they were granted.",
+            ["course"],
+            registry=self._registry,
+        )
         self._granted = Histogram(
             "gpu_pool_grant_seconds",
             "Seconds from a request to its first grant.",
@@ -190,6 +196,7 @@ class Metrics:
             self._ended.labels(course, row.reason).inc()
             self._used.labels(course).inc(row.gpu_seconds)
             self._lent.labels(course).inc(row.lent_gpu_seconds)
+            self._burst.labels(course).inc(row.burst_mib_seconds * _MIB)
 
 
 def _outcome(status: int) -> str:

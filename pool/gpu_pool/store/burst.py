@@ -18,6 +18,8 @@ class _Held:
     number: int
     parts: tuple[Slice, ...]
     works: bool
+    #: What it has on top in all, in MiB, as far as that is noted for the history.
+    noted_mib: int
     #: MiB in use by device uuid, where that is known.
     used: Mapping[str, int]
 
@@ -63,8 +65,10 @@ def update(
 
 
 def _write(store: StoreContext, changes: Mapping[int, Sequence[Slice]]) -> bool:
+    now = store.clock.wall()
     for number, parts in changes.items():
-        store.db.run("set_burst", {"number": number, "slices": store.devices.write(parts)})
+        values = {"slices": store.devices.write(parts), "burst_mib": burst.total_mib(parts), "now": now}
+        store.db.run("set_burst", {"number": number, **values})
     return bool(changes)
 
 
@@ -78,6 +82,7 @@ def _changes(
             row["number"],
             store.devices.read(row["slices"]),
             row["idle_since"] is None,
+            row["burst_mib"],
             used.get(row["id"], {}),
         )
         for row in rows
@@ -90,7 +95,11 @@ def _changes(
         for number, mib in burst.divide(free, limited).items():
             bursts[number, status.device.uuid] = mib
     now = {each.number: tuple(_with_burst(each.number, part, bursts) for part in each.parts) for each in held}
-    return {each.number: now[each.number] for each in held if now[each.number] != each.parts}
+    return {
+        each.number: now[each.number]
+        for each in held
+        if now[each.number] != each.parts or burst.total_mib(each.parts) != each.noted_mib
+    }
 
 
 def _with_burst(number: int, part: Slice, bursts: Mapping[tuple[int, str], int]) -> Slice:

@@ -159,6 +159,9 @@ class LeaseTable:
             used_before=row["used_before"] / WHOLE,
             parked_at=row["parked_at"],
             lent_before=row["lent"] / WHOLE,
+            burst_since=row["burst_since"],
+            burst_before=row["burst_before"],
+            burst_peak_mib=row["burst_peak_mib"],
         )
 
     def granted(self, row: Row, parts: Sequence[Slice]) -> dict[str, Any]:

@@ -72,12 +72,14 @@ SELECT * FROM history WHERE key = :key;
 
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at
+       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at,
+       burst_since, burst_before, burst_peak_mib
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
-       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at
+       process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at,
+       burst_since, burst_before, burst_peak_mib
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
@@ -138,7 +140,9 @@ WHERE number = :number;
 -- name: resize_held
 UPDATE lease SET request = :request, slices = :slices, milli = :milli, memory_mib = :memory_mib,
     held_before = held_before + max(0, :now - held_at),
-    used_before = used_before + milli * max(0, :now - held_at), held_at = :now
+    used_before = used_before + milli * max(0, :now - held_at), held_at = :now,
+    burst_before = burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0),
+    burst_mib = :burst_mib, burst_since = iif(:burst_mib > 0, :now, NULL)
 WHERE number = :number;
 
 -- name: resize_later
@@ -200,7 +204,7 @@ SELECT course, milli, held_seconds FROM (
 -- name: history
 -- The last that ended, the latest first.
 SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, reason, note, failure,
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds, burst_peak_mib, reason, note, failure,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE ended_at >= :since ORDER BY ended_at DESC, number DESC
@@ -208,7 +212,7 @@ LIMIT :most;
 
 -- name: history_of_user
 SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, reason, note, failure,
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds, burst_peak_mib, reason, note, failure,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE user = :user AND ended_at >= :since ORDER BY ended_at DESC, number DESC
@@ -219,7 +223,8 @@ LIMIT :most;
 SELECT user, course, reason, coalesce(device_seconds > 0, -1) AS touched, count(*) AS leases,
        min(requested_at) AS requested_at, min(held_at) AS held_at, max(ended_at) AS ended_at,
        sum(held_seconds) AS held_seconds, sum(used) / 1000.0 AS gpu_seconds,
-       sum(lent) / 1000.0 AS lent_gpu_seconds, max(peak_mib) AS peak_mib,
+       sum(lent) / 1000.0 AS lent_gpu_seconds, sum(burst) AS burst_mib_seconds,
+       max(burst_peak_mib) AS burst_peak_mib, max(peak_mib) AS peak_mib,
        sum(mib_seconds) / nullif(sum(memory_seconds), 0) AS mean_mib, sum(device_seconds) AS device_seconds
 FROM history
 WHERE ended_at >= :since AND (ended_at, number) < (:before, :number) AND (:user IS NULL OR user = :user)
@@ -227,14 +232,14 @@ GROUP BY date(ended_at, 'unixepoch', 'localtime'), user, course, reason, coalesc
 
 -- name: past_use
 SELECT user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, peak_mib,
-       mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds,
+       burst_peak_mib, peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
 FROM past_use WHERE ended_at >= :since;
 
 -- name: past_use_of_user
 SELECT user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, peak_mib,
-       mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds,
+       burst_peak_mib, peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds
 FROM past_use WHERE user = :user AND ended_at >= :since;
 
 -- name: expired
@@ -251,9 +256,9 @@ SELECT count(*) FROM (SELECT 1 FROM history WHERE user = :user LIMIT :most);
 
 -- name: add_to_past_use
 INSERT INTO past_use (day, user, course, reason, touched, leases, requested_at, held_at, ended_at, held_seconds, used,
-                      lent, peak_mib, mib_seconds, memory_seconds, device_seconds)
+                      lent, burst, burst_peak_mib, peak_mib, mib_seconds, memory_seconds, device_seconds)
 SELECT date(ended_at, 'unixepoch', 'localtime'), user, course, reason, coalesce(device_seconds > 0, -1), 1,
-       requested_at, held_at, ended_at, held_seconds, used, lent,
+       requested_at, held_at, ended_at, held_seconds, used, lent, burst, burst_peak_mib,
        peak_mib, mib_seconds, memory_seconds, device_seconds
 FROM history WHERE number = :number
 ON CONFLICT (day, user, course, reason, touched) DO UPDATE SET
@@ -264,6 +269,8 @@ ON CONFLICT (day, user, course, reason, touched) DO UPDATE SET
     held_seconds = held_seconds + excluded.held_seconds,
     used = used + excluded.used,
     lent = lent + excluded.lent,
+    burst = burst + excluded.burst,
+    burst_peak_mib = max(burst_peak_mib, excluded.burst_peak_mib),
     peak_mib = coalesce(max(peak_mib, excluded.peak_mib), peak_mib, excluded.peak_mib),
     mib_seconds = coalesce(mib_seconds + excluded.mib_seconds, mib_seconds, excluded.mib_seconds),
     memory_seconds = coalesce(memory_seconds + excluded.memory_seconds, memory_seconds, excluded.memory_seconds),
@@ -324,6 +331,8 @@ UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, 
     notice = iif(asked_back IS NULL, '', notice), ending = NULL, outside = :queued,
     lent = lent + iif(:queued, milli * coalesce(max(0, :now - parked_at), 0), 0),
     parked_at = iif(:queued, NULL, coalesce(parked_at, :now)),
+    burst_before = burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0),
+    burst_mib = 0, burst_since = NULL,
     idle_since = NULL, asked_for = NULL, resumed_at = NULL, parkings = :parkings
 WHERE number = :number;
 
@@ -375,12 +384,13 @@ SELECT count(*) FROM lease WHERE asked_for = :number AND state = 'held';
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
                      held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds,
-                     failure, batch, lent)
+                     failure, batch, lent, burst, burst_peak_mib)
 SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
        held_before + coalesce(max(0, :now - held_at), 0),
        used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
        peak_mib, mib_seconds, memory_seconds, device_seconds, failure, batch,
-       lent + milli * coalesce(max(0, :now - parked_at), 0)
+       lent + milli * coalesce(max(0, :now - parked_at), 0),
+       burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0), burst_peak_mib
 FROM lease WHERE number = :number;
 
 -- name: delete_lease
@@ -413,11 +423,15 @@ SELECT id, process, slices, notice FROM lease WHERE turn IS NULL AND state = 'he
 
 -- name: held_at_work
 -- What is held, and whether its kernel idles.
-SELECT number, id, slices, idle_since FROM lease WHERE turn IS NULL AND state = 'held' ORDER BY number;
+SELECT number, id, slices, idle_since, burst_mib FROM lease WHERE turn IS NULL AND state = 'held' ORDER BY number;
 
 -- name: set_burst
 -- What it may use on top now; what is held stays.
-UPDATE lease SET slices = :slices WHERE number = :number;
+UPDATE lease SET slices = :slices,
+    burst_before = burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0),
+    burst_mib = :burst_mib, burst_since = iif(:burst_mib > 0, :now, NULL),
+    burst_peak_mib = max(burst_peak_mib, :burst_mib)
+WHERE number = :number;
 
 -- name: add_to_lease
 UPDATE lease SET

@@ -102,6 +102,9 @@ def _draft(store: StoreContext, request: SliceRequest, holder: Holder, key: str)
         "used_before": 0.0,
         "parked_at": None,
         "lent": 0.0,
+        "burst_since": None,
+        "burst_before": 0.0,
+        "burst_peak_mib": 0,
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpu_pool.clock import Clock
-from gpu_pool.policy import admission, placement, quotas
+from gpu_pool.policy import admission, burst, placement, quotas
 from gpu_pool.policy.placement import give_back
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool.policy.sharing import Sharing
@@ -65,8 +65,8 @@ class Resizing:
         limit = placement.cut(request, part.device, self._rules).limit_mib
         # What was taken ahead may be more than that.
         limit = limit if limit > part.memory_mib else 0
-        burst = min(part.burst_mib, max(0, limit - part.memory_mib))
-        return replace(part, limit_mib=limit, burst_mib=burst)
+        on_top = min(part.burst_mib, max(0, limit - part.memory_mib))
+        return replace(part, limit_mib=limit, burst_mib=on_top)
 
     def check(self, row: Row, request: SliceRequest) -> None:
         """Refuse a size that the lease of this row could never have, whatever is free and what it runs."""
@@ -132,7 +132,11 @@ class Resizing:
         self, row: Row, request: SliceRequest, before: Sequence[Slice], parts: Sequence[Slice]
     ) -> None:
         self._use.add(row)
-        written = {"slices": self._devices.write(parts), "now": self._clock.wall()}
+        written = {
+            "slices": self._devices.write(parts),
+            "burst_mib": burst.total_mib(parts),
+            "now": self._clock.wall(),
+        }
         values = {**_asked(row, request, parts), **written}
         self._db.run("resize_held", values)
         self._devices.count("give_back", before)

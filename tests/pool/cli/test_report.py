@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gpu_pool_client import Holder, connect, parse_request
-from support.terminal import Terminal
+from support.terminal import Terminal, eventually
 
 
 def test_a_table_with_a_total(terminal: Terminal) -> None:
@@ -20,9 +20,9 @@ def test_a_table_with_a_total(terminal: Terminal) -> None:
     terminal.free(terminal.hold("50%"))
     terminal.hold("10%")
     lines = terminal.run("report").stdout.splitlines()
-    assert lines[0].split()[:4] == ["User", "GPU-hours", "Lent", "Leases"]
-    assert lines[1].split()[:5] == ["somebody", "0.00", "0.00", "2", "1"]
-    assert lines[2].split()[:5] == ["total", "0.00", "0.00", "2", "1"]
+    assert lines[0].split()[:4] == ["User", "GPU-hours", "Lent", "On"]
+    assert lines[1].split()[:6] == ["somebody", "0.00", "0.00", "-", "2", "1"]
+    assert lines[2].split()[:6] == ["total", "0.00", "0.00", "-", "2", "1"]
     assert "living 1, released 1" in lines[1]
     assert lines[-1] == "1 lease that has not ended is counted up to now, without memory and wait."
 
@@ -92,6 +92,27 @@ class TestPlot:
         assert {"GPUs", "somebody"} <= set(texts)
         bars = [each for each in drawn.iter("{http://www.w3.org/2000/svg}rect") if each.get("y") is not None]
         assert len(bars) > 1  # the legend's, and what was held
+
+    def test_memory_on_top_is_drawn_below(self, terminal: Terminal, tmp_path: Path) -> None:
+        on_top = "GiB that could be used on top of what was granted"
+        plain = terminal.hold("50%")
+        assert on_top not in self.drawn(terminal, tmp_path / "plain.svg")
+        terminal.free(plain)
+        # Whoever holds a slice and lives keeps the pool in order.
+        holds = terminal.start("run", "2%..10%", "--", "sleep", "600")
+        eventually(lambda: on_top in self.drawn(terminal, tmp_path / "use.svg"))
+        holds.terminate()
+        holds.communicate()
+        ended = [json.loads(line) for line in terminal.run("history", "--json").stdout.splitlines()]
+        on_tops = {each["request"]: each["burst_peak_mib"] for each in ended if each["burst_mib_seconds"] > 0}
+        assert on_tops == {"2%..10%": 3276 - 655}
+        assert "0.00" in terminal.run("report").stdout.splitlines()[-1].split()[3]
+
+    @staticmethod
+    def drawn(terminal: Terminal, picture: Path) -> str:
+        assert terminal.run("report", "--since", "1h", "--plot", str(picture)).returncode == 0
+        ElementTree.parse(picture)
+        return picture.read_text()
 
     def test_nothing_held_is_an_empty_picture(self, terminal: Terminal, tmp_path: Path) -> None:
         picture = tmp_path / "use.svg"

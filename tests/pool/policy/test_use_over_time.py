@@ -51,6 +51,11 @@ def test_what_was_lent_is_beside_what_was_held() -> None:
     assert use_of(ended(lent_gpu_seconds=HOUR / 2)).lent == [0, HOUR / 4, HOUR / 4, 0]
 
 
+def test_what_could_be_used_on_top_is_where_it_was_held() -> None:
+    use = use_of(ended(burst_mib_seconds=2 * HOUR), ended(id="1-b", burst_mib_seconds=HOUR))
+    assert use.burst == [0, 1.5 * HOUR, 1.5 * HOUR, 0]
+
+
 def test_sums_of_old_leases_are_passed_over() -> None:
     use = use_of(ended(id="", held_at=None))
     assert use.held_by_all == [0, 0, 0, 0]

@@ -115,6 +115,17 @@ async def test_what_is_lent_on_top_is_told_by_course(numbers: Numbers) -> None:
     assert await numbers.value("gpu_pool_held_memory_bytes", course="ml") == 655 * MIB
 
 
+async def test_what_could_be_used_on_top_is_counted_once_it_has_ended(numbers: Numbers) -> None:
+    lease = await numbers.take("2%..50%")
+    await numbers.pool.core.reconciler.once()
+    assert await numbers.value("gpu_pool_burst_byte_seconds_total") == 0
+    await numbers.pool.release(lease)
+    (row,) = await numbers.pool.history()
+    for _ in range(2):
+        counted = await numbers.value("gpu_pool_burst_byte_seconds_total", course="ml")
+        assert counted == row.burst_mib_seconds * MIB > 0
+
+
 async def test_nobody_multiplies_labels(numbers: Numbers) -> None:
     await numbers.take("10%", "secret-1")
     await numbers.pool.release(await numbers.take("10%", "secret-2"))

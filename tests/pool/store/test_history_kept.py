@@ -12,11 +12,11 @@ import pytest
 from gpu_pool.clock import Clock
 from gpu_pool.policy.usage_report import has_used, line, living
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import device_table, history, leases, records, registration, requests
+from gpu_pool.store import burst, device_table, history, leases, records, registration, requests
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.usage import Measured
-from gpu_pool_client import EndReason, Holder, LeaseState, Process, parse_request
+from gpu_pool_client import EndedLease, EndReason, Holder, LeaseState, Process, parse_request
 from support.pools import device, embedded, take
 
 ME = Process.current()
@@ -176,6 +176,59 @@ def test_what_others_could_have_of_a_lease_is_added_up_and_stays_right(tmp_path:
     total = line("total", records.history(days.store, 0.0))
     assert total.lent_gpu_hours == pytest.approx(0.4)
     days.database.close()
+
+
+def test_what_it_could_use_on_top_is_added_up_and_stays_right(tmp_path: Path) -> None:
+    """It has an hour with all of the rest, one with less, and one with none, parked; then it is back."""
+    days = Days(tmp_path / "store.db", history_days=10, attach_within="3650d")
+    lease = requests.decide(days.store, parse_request("10%..100%"), Holder("ada", process=ME), "key")
+    guarantee, whole = 3276, 32768
+
+    def hour() -> EndedLease:
+        """Decide on bursts, and let an hour pass; return the lease as if it ended then."""
+        burst.update(days.store, {}, lambda _: True)
+        days.now += 3600.0
+        return living(leases.read(days.store, lease.id), days.now)
+
+    all_of_it = whole - guarantee
+    assert hour().burst_mib_seconds == all_of_it * 3600
+    other = requests.decide(days.store, parse_request("50%"), Holder("bob", process=ME), "other")
+    assert hour().burst_mib_seconds == (2 * all_of_it - whole // 2) * 3600
+    leases.change_size(days.store, lease.id, parse_request("10%..90%"))
+    leases.change_size(days.store, lease.id, parse_request("20%..90%"))
+    assert leases.read(days.store, lease.id).burst_since is None, "a resize takes it until the next look"
+    leases.lend(days.store, lease.id)
+    expected = hour().burst_mib_seconds
+    assert expected == (2 * all_of_it - whole // 2) * 3600, "what is parked has nothing on top"
+    leases.queue_again(days.store, lease.id)
+    days.now += 3600.0
+    leases.end_lease(days.store, other.id, EndReason.RELEASED)
+    leases.end_lease(days.store, lease.id, EndReason.RELEASED)
+    (row,) = records.history(days.store, 0.0, "ada")
+    assert (row.burst_mib_seconds, row.burst_peak_mib) == (expected, all_of_it)
+    (plain,) = records.history(days.store, 0.0, "bob")
+    assert (plain.burst_mib_seconds, plain.burst_peak_mib) == (0.0, 0)
+    days.now += 11 * DAY
+    days.use("new")
+    while records.forget_old(days.store):
+        pass
+    total = line("total", records.history(days.store, 0.0))
+    assert (total.burst_gib_hours, total.burst_peak_mib) == (expected / 1024 / 3600, all_of_it)
+    days.database.close()
+
+
+def test_a_burst_from_before_it_was_noted_is_noted_from_the_next_look_on(days: Days) -> None:
+    lease = requests.decide(days.store, parse_request("10%..100%"), Holder("ada", process=ME), "key")
+    burst.update(days.store, {}, lambda _: True)
+    days.now += 3600.0
+    with closing(sqlite3.connect(days.path)) as store, store:  # as an older version has left it
+        store.execute("UPDATE lease SET burst_mib = 0, burst_since = NULL, burst_peak_mib = 0")
+    assert burst.update(days.store, {}, lambda _: True)
+    assert not burst.update(days.store, {}, lambda _: True)
+    days.now += 60.0
+    leases.end_lease(days.store, lease.id, EndReason.RELEASED)
+    (row,) = records.history(days.store, 0.0)
+    assert (row.burst_mib_seconds, row.burst_peak_mib) == (29492 * 60, 29492)
 
 
 def test_devices_long_gone_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,12 @@ A row is one of ``Pool.history()``; what lives joins them up to now, by ``use_ov
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
+from gpu_pool.policy import usage_report
 from gpu_pool.policy.use_over_time import BusyTimes, PeriodParts, round_up, use_over_time
 from gpu_pool.service.dashboard.pool_view import (
     Mark,
@@ -31,6 +31,7 @@ BUCKETS: Final = 48
 MOST_ROWS: Final = 200
 _HOUR: Final = 3_600.0
 _DAY: Final = 24 * _HOUR
+_MIB_OF_GIB: Final = 1024
 #: Hours between two times below the plot, by the days that it shows.
 _TICK_HOURS: Final = {1: 6, 7: 24, 30: 120}
 #: Percent of the plot at its ends where no time but the last is written.
@@ -45,7 +46,7 @@ PERIODS: Final = (1, 7, 30)
 class Block:
     """One course in one bar of the plot. In percent of the plot, from its left and its top."""
 
-    #: None for what was lent, of all courses together.
+    #: None for what is of all courses together.
     mark: Mark | None
     x: float
     y: float
@@ -79,6 +80,10 @@ class Plot:
     lent: tuple[Block, ...]
     #: What was in use while cells ran; none where that is not known, or not for the viewer.
     busy: tuple[Level, ...]
+    #: Below them, the memory that slices could use on top of what they were granted: in percent of a plot of
+    #: its own, and what the top of that means.
+    burst: tuple[Block, ...]
+    burst_top: str
     ticks: tuple[Tick, ...]
     #: Hours from one tick to the next, and the Unix seconds at which the plot begins and ends.
     tick_hours: int
@@ -98,6 +103,10 @@ class CourseSum:
     gpu_hours: str
     #: GPU-hours that others could have while its kernels were idle.
     lent: str
+    #: GiB times hours that its slices could use on top of what they were granted, and the most of one at
+    #: once; empty for nothing.
+    burst: str
+    burst_peak: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +158,14 @@ def plot(
     totals = use.held_by_all
     top = round_up(max(map(sum, zip(totals, use.lent, strict=True))) / period.seconds)
     most = top * period.seconds
+    burst = [each / (period.seconds * _MIB_OF_GIB) for each in use.burst]
+    most_burst = round_up(max(burst))
     return Plot(
         blocks=tuple(_blocks(use.held, marks, most)),
         lent=tuple(_above(totals, use.lent, most)),
         busy=tuple(_levels(use.busy, most)),
+        burst=tuple(_above([0.0] * BUCKETS, burst, most_burst)),
+        burst_top=memory(round(most_burst * _MIB_OF_GIB)),
         ticks=tuple(_ticks(days, now)),
         tick_hours=_TICK_HOURS[days],
         began=round(now - days * _DAY),
@@ -204,17 +217,18 @@ def _ticks(days: int, now: float) -> Iterable[Tick]:
 
 
 def sums(rows: Iterable[EndedLease], marks: Mapping[str, Mark]) -> tuple[CourseSum, ...]:
-    """Return what each course used and lent, and how many leases it had."""
-    leases: Counter[str] = Counter()
-    seconds: defaultdict[str, float] = defaultdict(float)
-    lent: defaultdict[str, float] = defaultdict(float)
-    for row in rows:
-        leases[course_label(row.course)] += row.leases
-        seconds[course_label(row.course)] += row.gpu_seconds
-        lent[course_label(row.course)] += row.lent_gpu_seconds
+    """Return what each course used and lent, how much it could use on top, and how many leases it had."""
     return tuple(
-        CourseSum(course, marks[course], leases[course], _hours(seconds[course]), _hours(lent[course]))
-        for course in sorted(leases)
+        CourseSum(
+            each.key,
+            marks[each.key],
+            each.leases,
+            f"{each.gpu_hours:.2f}",
+            f"{each.lent_gpu_hours:.2f}",
+            f"{each.burst_gib_hours:.2f}" if each.burst_peak_mib else "",
+            memory(each.burst_peak_mib) if each.burst_peak_mib else "",
+        )
+        for each in usage_report.report(rows, lambda row: course_label(row.course))
     )
 
 

@@ -313,6 +313,18 @@ async def test_only_administrators_see_in_the_plot_when_cells_ran(site: Site) ->
     assert 'class="busy"' not in await site.page("history", "ada")
 
 
+async def test_what_slices_could_use_on_top_is_in_the_history(site: Site) -> None:
+    lease = await site.take("2%..10%", "ada", "ml")
+    assert "on top" not in await site.page("history", "ada")
+    await site.pool.core.reconciler.once()
+    await site.pool.release(lease)
+    page = await site.page("history", "ada")
+    assert Document(page).problems == []
+    assert 'class="burst"' in page
+    assert "GiB-hours on top" in page
+    assert "<td>2.56 GiB</td>" in page
+
+
 async def test_an_administrator_sees_what_other_ways_would_have_done(site: Site) -> None:
     assert "no lease that was held" in await site.page("admin/other-ways", ADMIN)
     await site.pool.release(await site.take("1", "ada", "ml"))

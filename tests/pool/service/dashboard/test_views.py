@@ -252,6 +252,17 @@ class TestHistory:
     def test_where_nothing_was_lent_nothing_is_drawn_of_it(self) -> None:
         assert history_view.plot([past()], MARKS, 1, NOW).lent == ()
 
+    def test_what_could_be_used_on_top_has_a_plot_of_its_own(self) -> None:
+        rows = [past(burst_mib_seconds=3 * 1024 * HOUR, burst_peak_mib=6144), past(course="nlp")]
+        plot = history_view.plot(rows, MARKS, 1, NOW)
+        assert plot.burst_top == "5 GiB"
+        assert [(block.x, block.y, block.height) for block in plot.burst] == [
+            (pytest.approx(100 * bar / 48, abs=0.001), 40.0, 60.0) for bar in (44, 45)
+        ]
+        ml, nlp = history_view.sums(rows, MARKS)
+        assert (ml.burst, ml.burst_peak, nlp.burst, nlp.burst_peak) == ("3.00", "6 GiB", "", "")
+        assert history_view.plot([past()], MARKS, 1, NOW).burst == ()
+
     def test_cells_that_ran_are_a_line_within_what_was_held(self) -> None:
         busy = {"1-a": ((NOW - 2 * HOUR, HOUR / 2),)}
         plot = history_view.plot([past()], MARKS, 1, NOW, busy)
