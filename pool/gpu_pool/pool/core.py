@@ -22,7 +22,7 @@ from gpu_pool.pool.expected_waits import ExpectedWaits
 from gpu_pool.pool.reconciler import SELDOM, PoolSteps, Reconciler
 from gpu_pool.pool.registry import DeviceRegistry
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import leases, records, registration
+from gpu_pool.store import files, leases, records, registration
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.lease_table import gone
@@ -122,6 +122,28 @@ class PoolCore:
     def wake(self) -> None:
         """Have the pool look soon, since something has changed."""
         self.reconciler.wake()
+
+    def last_write(self) -> tuple[int, int]:
+        """Return what is another value once anything has been decided, by whichever process."""
+        return files.last_write(self._path)
+
+    async def until_written(self, seen: tuple[int, int], every: float, within: float) -> None:
+        """Return once anything has been decided since :meth:`last_write` was ``seen``, by whichever process.
+
+        Parameters
+        ----------
+        seen
+            What it was before the caller looked at the pool.
+        every
+            Seconds between two looks at the file, which cost some microseconds.
+        within
+            Seconds after which to return although nothing was seen.
+        """
+        give_up_at = time.monotonic() + within
+        while (left := give_up_at - time.monotonic()) > 0:
+            await asyncio.sleep(min(every, left))
+            if self.last_write() != seen:
+                return
 
     def follow_bursts(self, lease: Lease) -> None:
         """Have the pool look soon where others have on top what was just granted, or this one may."""

@@ -19,7 +19,7 @@ from gpu_pool.policy.revocation import effect_of
 from gpu_pool.pool.backend import Adapted, KernelHost
 from gpu_pool.pool.core import DRIVER_WITHIN, FRESH, SOON, PoolCore
 from gpu_pool.pool.for_caller import Guard, PoolForCaller
-from gpu_pool.pool.reconciler import SELDOM
+from gpu_pool.pool.reconciler import SELDOM, rest_after
 from gpu_pool.pool.registry import DeviceRegistry
 from gpu_pool.store import leases, reclaim, records, registration, requests, yielding
 from gpu_pool.store.context import StoreContext
@@ -51,10 +51,10 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._operations import operation_of
 
-#: How often a waiter reads its place: a few microseconds of work each time.
-_POLL: Final = 0.1
-#: And how often it is read by whoever follows a lease that does not wait: of those there are many.
-_HELD_POLL: Final = 0.4
+#: How often a waiter sees whether anything was decided, and reads its place although nothing seems so.
+_GLANCE, _POLL = 0.02, 0.1
+#: And whoever follows a lease that does not wait: of those there are many.
+_HELD_GLANCE, _HELD_POLL = 0.1, 1.0
 #: Seconds for which news of a pod are waited for, unless it is said.
 _POD_POLL: Final = 25.0
 #: Around what is done where decisions are not written down, and what nobody waits for.
@@ -175,6 +175,7 @@ class GpuPool(Pool):
         give_up_at = None if timeout is None else time.monotonic() + timeout
         self.core.keep_in_order()
         while True:
+            began, seen = time.monotonic(), self.core.last_write()
             await self.core.refresh(SOON)
             lease = await self.store.run(leases.read, lease_id)
             if lease.state is LeaseState.HELD:
@@ -185,7 +186,8 @@ class GpuPool(Pool):
                 if lease.place is not None:
                     raise TimedOut(str(lease.place.outlook(time.time())), "Wait for longer, or ask later.")
                 raise await self.store.run(requests.shortage, lease_id)
-            await asyncio.sleep(_POLL)
+            every = max(_GLANCE, rest_after(time.monotonic() - began))
+            await self.core.until_written(seen, every, _POLL)
 
     async def _abandon(self, lease_id: str) -> None:
         with self._asked(lease=lease_id):
@@ -196,12 +198,16 @@ class GpuPool(Pool):
         last: Lease | None = None
         while last is None or last.state is not LeaseState.ENDED:
             waits = last is None or last.state is LeaseState.WAITING
+            began, seen = time.monotonic(), self.core.last_write()
             await self.core.refresh(SOON if waits else SELDOM)
             lease = await self._bound(await self.store.run(leases.read, lease_id))
+            waits = lease.state is LeaseState.WAITING
+            glance, poll = (_GLANCE, _POLL) if waits else (_HELD_GLANCE, _HELD_POLL)
+            every = max(glance, rest_after(time.monotonic() - began))
             if lease != last:
                 yield lease
             last = lease
-            await asyncio.sleep(_POLL if lease.state is LeaseState.WAITING else _HELD_POLL)
+            await self.core.until_written(seen, every, poll)
 
     async def explain(self, lease_id: str) -> Outlook:
         """See ``Pool.explain``."""

@@ -138,6 +138,19 @@ def size(path: Path) -> int:
     return found
 
 
+def last_write(path: Path) -> tuple[int, int]:
+    """Return what is another value once anything has been decided in the store, by whichever process.
+
+    It is the time and the size of SQLite's log, to which every decision goes. Two decisions within some
+    milliseconds may have the same: so it says when to look, and not that there is nothing to see.
+    """
+    try:
+        found = os.stat(f"{path}{_LOG}")  # noqa: PTH116 - asked often
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
 def check_owner(path: Path) -> None:
     """Refuse a store that belongs to another Unix user."""
     owner = path.stat().st_uid
