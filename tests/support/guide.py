@@ -21,8 +21,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 class Guide:
     """A page, and somebody who has this page and a kubeconfig."""
 
-    def __init__(self, page: str, kubeconfig: Path, replaced: Mapping[str, str]) -> None:
-        self._text = (DOCS / page).read_text()
+    def __init__(self, page: str, kubeconfig: Path, replaced: Mapping[str, str], docs: Path = DOCS) -> None:
+        self._text = (docs / page).read_text()
         self._replaced = dict(replaced)
         self._variables = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(ASSETS), os.environ["PATH"]]),

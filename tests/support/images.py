@@ -53,11 +53,14 @@ _BASES = {"notebook": _BASE, "hub": _HUB, "proxy": _PROXY}
 
 def build_notebook(folder: Path) -> Path:
     """Build the image of notebooks and kernels; return an archive of it."""
-    base = build_base("notebook", folder)
     name = name_of("notebook")
-    arguments = ("--target", "notebook", "--tag", name, "--build-arg", f"NOTEBOOK_IMAGE={base}")
-    _build(CONTAINERFILE, ROOT, *arguments)
+    build_as("notebook", name, "--build-arg", f"NOTEBOOK_IMAGE={build_base('notebook', folder)}")
     return archive_of(name, folder)
+
+
+def build_as(target: str, name: str, *arguments: str) -> None:
+    """Build a target of this checkout under a name of one's own."""
+    _build(CONTAINERFILE, ROOT, "--target", target, "--tag", name, *arguments)
 
 
 def build_base(of: str, folder: Path) -> str:

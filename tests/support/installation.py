@@ -21,7 +21,7 @@ import yaml
 
 from support.control_plane import ASSETS
 from support.guide import Guide
-from support.images import ROOT, archive_of, build_base, building, name_of
+from support.images import ROOT, archive_of, build_as, build_base, building, name_of
 from support.kube_examples import copied
 from support.kubelet import NODE, PAUSE, RealCluster, no_names
 
@@ -113,6 +113,31 @@ class Installation:
         }
         values.write_text(yaml.safe_dump(_merged(_VALUES, more)))
 
+    def upgrade(self, tag: str) -> None:
+        """Build the images of this checkout under another tag, and go over to them and to its chart."""
+        for target, base in (("service", ""), ("hub", "HUB_IMAGE"), ("notebook", "NOTEBOOK_IMAGE")):
+            name = f"localhost/gpu-pool-{target}:{tag}"
+            given = ["--build-arg", f"{base}={build_base(target, self.folder.parent)}"] if base else []
+            build_as(target, name, *given)
+            self.hand_over(name)
+        install = self.helm.commands("Install")[0]
+        assert "image.tag=0.1.0" in install
+        self.helm.type(install.replace("image.tag=0.1.0", f"image.tag={tag}"), ROOT)
+        self.wait()
+
+    def upgrade_hub(self, tag: str) -> None:
+        """Let the Hub and the servers that it starts from now on have the images with this tag."""
+        given = f"--set hub.image.tag={tag} --set singleuser.image.tag={tag}"
+        (words,) = (each for each in self.guide.commands("5. JupyterHub") if "helm upgrade" in each)
+        self.guide.type(f"{words.strip()} {given}", self.folder)
+        self.wait()
+
+    def hand_over(self, name: str) -> None:
+        """Give the node an image that a registry would have."""
+        archive = archive_of(name, self.folder.parent)
+        self.cluster.ctr("images", "import", archive)
+        archive.unlink()
+
     def pool(self, words: str) -> str:
         """Return what ``gpu-pool`` prints in the service's container."""
         return self.guide.type(
@@ -121,11 +146,17 @@ class Installation:
 
 
 @contextmanager
-def installing(cluster: RealCluster, folder: Path, *, by_helm: bool = False) -> Iterator[Installation]:
-    """Follow the page from its beginning to the end of step 6; the service also ``by_helm``, by its page."""
-    copy, replaced = copied(folder, NAMESPACE), _replaced(folder)
-    guide = Guide("administrator/kubernetes.md", cluster.kubeconfig, replaced)
-    helm = Guide("administrator/helm.md", cluster.kubeconfig, {**replaced, "my-cluster/": f"{copy}/"})
+def installing(
+    cluster: RealCluster, folder: Path, *, by_helm: bool = False, source: Path = ROOT
+) -> Iterator[Installation]:
+    """Follow the page from its beginning to the end of step 6; the service also ``by_helm``, by its page.
+
+    ``source`` is a checkout, whose pages, images, examples and chart are taken.
+    """
+    copy = copied(folder, NAMESPACE, examples=source / "examples/kubernetes")
+    replaced, docs = _replaced(folder), source / "docs"
+    guide = Guide("administrator/kubernetes.md", cluster.kubeconfig, replaced, docs)
+    helm = Guide("administrator/helm.md", cluster.kubeconfig, {**replaced, "my-cluster/": f"{copy}/"}, docs)
     made = Installation(cluster, guide, copy, {}, helm)
     disks = _disks(folder)
     cluster.apply(*disks)
@@ -133,7 +164,7 @@ def installing(cluster: RealCluster, folder: Path, *, by_helm: bool = False) -> 
     taints = cluster.get("node", NODE)["spec"].get("taints", [])
     _taint(cluster, [each for each in taints if each["key"] != "nvidia.com/gpu"])
     try:
-        _follow(made, by_helm)
+        _follow(made, by_helm, source)
         yield made
     finally:
         _taint(cluster, taints)
@@ -149,16 +180,16 @@ def _taint(cluster: RealCluster, taints: Sequence[Any]) -> None:
     cluster.kubectl("patch", "node", NODE, "--type=merge", "-p", spec)
 
 
-def _follow(made: Installation, by_helm: bool) -> None:
+def _follow(made: Installation, by_helm: bool, source: Path) -> None:
     for heading in ("What must be there", "1. Images"):
-        made.follow(heading, ROOT)
+        made.follow(heading, source)
     _hand_over_images(made)
     _write_names(made.folder)
     _make_kernels_small(made.folder / "courses/intro-ml.yaml")
     made.follow("3. Courses")
     if by_helm:
         # The chart is in the clone; the second command of that heading shows a mistake.
-        made.helm.type(made.helm.commands("Install")[0], ROOT)
+        made.helm.type(made.helm.commands("Install")[0], source)
     else:
         made.follow("4. The service")
     # From now on: what the chart, the Hub and the service make keeps the strictest rules.
@@ -204,9 +235,7 @@ _VALUES = {
 def _hand_over_images(made: Installation) -> None:
     """Give the node what a registry would have."""
     for name in (*map(name_of, _TARGETS), build_base("proxy", made.folder.parent)):
-        archive = archive_of(name, made.folder.parent)
-        made.cluster.ctr("images", "import", archive)
-        archive.unlink()
+        made.hand_over(name)
 
 
 def _write_names(folder: Path) -> None:

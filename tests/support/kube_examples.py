@@ -32,10 +32,10 @@ CLUSTER_WIDE = (
 _SHM = "/dev/shm"
 
 
-def copied(folder: Path, namespace: str, *, monitoring: bool = False) -> Path:
+def copied(folder: Path, namespace: str, *, monitoring: bool = False, examples: Path = EXAMPLES) -> Path:
     """Copy the examples as an administrator does, with a namespace of one's own, and Prometheus if wanted."""
     made = folder / "kubernetes"
-    shutil.copytree(EXAMPLES, made)
+    shutil.copytree(examples, made)
     where = made / "namespace.yaml"
     where.write_text(_of(namespace, where.read_text()))
     if monitoring:

@@ -87,6 +87,11 @@ class Student(Visitor):
         finally:
             assert (await self._server("DELETE", f"sessions/{made['id']}")).code == 204
 
+    async def restart(self, page: Notebook) -> None:
+        """Restart a notebook's kernel, as the button of its page does."""
+        answer = await self._server("POST", f"kernels/{page.kernel}/restart")
+        assert answer.code == 200, answer.body.decode()
+
     @asynccontextmanager
     async def again(self, page: Notebook) -> AsyncIterator[Notebook]:
         """Connect to a notebook's kernel once more, as its page does when it has lost the connection."""
