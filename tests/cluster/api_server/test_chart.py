@@ -20,9 +20,14 @@ from gpu_pool_client import LeaseState, Pool, connect
 from support.charts import CHART, COURSE, ROOT, helm, kinds, rendered_chart, try_helm
 from support.clusters import hami
 from support.control_plane import Cluster
+from support.earlier import source_of
+from support.guide import Guide
 from support.kube_examples import EXAMPLES, LocalPod, copied, kubeconfig_of, one, rendered, secret
 from support.pools import take, until
 from support.ports import free_port
+
+#: The chart before node agents and policies of admission.
+EARLIER = "32d9930"
 
 
 def test_helm_finds_nothing_wrong_with_it() -> None:
@@ -308,3 +313,30 @@ async def test_the_service_starts_as_the_chart_says_and_with_its_rights_alone(
         assert json.loads(answer.body)["status"] == "ok"
     said = re.findall(r".*(?:ERROR|WARNING|orbidden).*", pod.log)
     assert [line for line in said if "LimitNOFILE" not in line] == []
+
+
+@pytest.mark.long
+def test_who_has_an_earlier_chart_goes_over_by_the_pages_words_and_keeps_their_values(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    (words,) = Guide("administrator/node-agent.md", cluster.kubeconfig, {}).commands("Switch it on")[:1]
+    kept, *_ = re.findall(r"--\S*reuse-values", words)
+    earlier = source_of(EARLIER, tmp_path / "earlier") / "charts" / "gpu-pool"
+    release = ("pool", "--namespace", namespace)
+    chosen = (COURSE, "--set", "store.size=5Gi", "--set", "name=earlier")
+    helm("install", release[0], earlier, *release[1:], *chosen, kubeconfig=cluster.kubeconfig)
+    agents = f"{namespace}-agents"
+    cluster.kubectl("create", "namespace", agents)
+    wanted = ("nodeAgent.enabled=true", "nodeAgent.createNamespace=false", f"nodeAgent.namespace={agents}")
+    more = [word for each in wanted for word in ("--set", each)]
+    try:
+        helm("upgrade", release[0], CHART, *release[1:], kept, *more, kubeconfig=cluster.kubeconfig)
+        claim = cluster.get("pvc", "-n", namespace, "earlier-store")
+        assert claim["spec"]["resources"]["requests"]["storage"] == "5Gi"
+        assert cluster.get("configmap", "-n", namespace, "earlier-courses")["data"].keys() == {
+            "intro-ml.yaml"
+        }
+        assert cluster.get("daemonset", "-n", agents, "earlier-node-agent")["spec"]
+    finally:
+        helm("uninstall", *release, kubeconfig=cluster.kubeconfig)
+        cluster.kubectl("delete", "namespace", agents, "--wait=false")

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support import installation
-from support.images import ROOT
+from support.earlier import source_of
 from support.installation import Installation, installing
 from support.jupyter_env import eventually
 from support.kubelet import RealCluster
@@ -44,21 +42,8 @@ def installed(own_cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory
     if why := installation.missing():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("upgrade")
-    with installing(own_cluster, folder, by_helm=True, source=earlier(folder / "earlier")) as made:
+    with installing(own_cluster, folder, by_helm=True, source=source_of(EARLIER, folder / "earlier")) as made:
         yield made
-
-
-def earlier(folder: Path) -> Path:
-    """Return a folder with the earlier version."""
-    archive = folder.with_suffix(".tar")
-    made = subprocess.run(
-        ["git", "archive", "--output", str(archive), EARLIER], cwd=ROOT, capture_output=True, text=True
-    )
-    if made.returncode != 0:
-        pytest.skip(f"the history of this checkout has no {EARLIER}: {made.stderr.strip()}")
-    folder.mkdir()
-    subprocess.run(["tar", "--extract", "--file", str(archive), "--directory", str(folder)], check=True)
-    return folder
 
 
 def uids(installed: Installation) -> set[str]:
