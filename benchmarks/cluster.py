@@ -1,4 +1,4 @@
-"""A school's cluster: 200 nodes with 8 GPUs each, and 5,000 kernels of 2% that are asked for at once.
+"""A school's cluster: 200 nodes with 8 GPUs each, and 500, 2,000 and 5,000 kernels of 2%, asked for at once.
 
 API server, etcd, scheduler and controllers are Kubernetes' own; the nodes are hollow, so
 pods run nothing. All of it shares this machine's cores with the pool, and takes most of
@@ -30,7 +30,7 @@ from support import api_server, control_plane
 from support.school import School, burst, end_all, kernel, pool_of, school
 
 NODES, USERS = sized((200, 50), (20, 20))
-FEW, MANY = sized((500, 5_000), (100, 200))
+SIZES = sized((500, 2_000, 5_000), (100, 150, 200))
 #: Kernels between two looks at the clock: what few of them take is chance.
 WINDOW = 25
 #: Kernels that are asked for one after the other beside those that run.
@@ -58,6 +58,9 @@ class Burst:
     asked: dict[str, Counter[str]]
     #: From asked to running, of kernels that were asked for one by one beside them.
     beside: list[float] = field(default_factory=list)
+    #: Processor time of the pool in each second in which nothing happened, and its memory then.
+    resting: float = 0.0
+    memory: float = 0.0
 
     @property
     def per_grant(self) -> list[float]:
@@ -91,9 +94,11 @@ async def measure_burst(pool: GpuPool, known: School, count: int) -> Burst:
     """Ask for so many kernels at once, for some more one by one, let nothing happen, and end them all."""
     found, leases = await all_at_once(pool, known, count)
     leases += await one_by_one(pool, found)
-    before = _requests(known)
+    before, used, began = _requests(known), time.process_time(), time.monotonic()
     await asyncio.sleep(STEADY_SECONDS)
     found.asked["while nothing happened"] = _requests(known) - before
+    found.resting = (time.process_time() - used) / (time.monotonic() - began)
+    found.memory = _memory()
     before = _requests(known)
     await end_all(pool, leases)
     found.asked["to end"] = _requests(known) - before
@@ -101,14 +106,14 @@ async def measure_burst(pool: GpuPool, known: School, count: int) -> Burst:
 
 
 async def measure() -> list[Burst]:
-    """Measure few kernels and then many, in one cluster and one pool."""
+    """Measure few kernels, then more and more, in one cluster and one pool."""
     if missing := [*api_server.missing_programs(), *control_plane.missing_programs()]:
         raise Skipped(f"no {' and no '.join(missing)} in {control_plane.ASSETS}")
     with tempfile.TemporaryDirectory() as name, school(Path(name), NODES, USERS) as known:
         async with pool_of(known, Path(name) / "store.db") as pool:
             # Whether a home can be used everywhere is asked once for each, and known from then on.
             await end_all(pool, await burst(pool, known, USERS, "warm"))
-            return [await measure_burst(pool, known, count) for count in (FEW, MANY)]
+            return [await measure_burst(pool, known, count) for count in SIZES]
 
 
 async def _sample(samples: list[tuple[float, float, float]], began: float) -> None:
@@ -144,17 +149,20 @@ def lists(asked: Counter[str]) -> int:
     return sum(count for what, count in asked.items() if what.startswith("list "))
 
 
-def lines(few: Burst, many: Burst) -> Iterator[Line]:
+def lines(bursts: Sequence[Burst]) -> Iterator[Line]:
     """Put the figures into the report's lines."""
+    few, *more, many = bursts
     sizes = f"{many.count:,} at once to {few.count}"
     steps = _points((WINDOW * number, 1e3 * each) for number, each in enumerate(many.per_grant))
     yield _slower(f"time per grant (95%), {sizes}", few.per_grant, many.per_grant, steps)
-    more = f"one more kernel (95%) beside {many.count:,}, to beside {few.count}"
-    yield _slower(more, few.beside, many.beside)
-    yield _processors(few, many)
+    one = f"one more kernel (95%) beside {many.count:,}, to beside {few.count}"
+    yield _slower(one, few.beside, many.beside)
+    for each in (*more, many):
+        yield _processors(few, each)
+    yield _resting(bursts)
     yield _waits(few, many)
-    yield _memories(many)
-    yield from _counts(few, many)
+    yield _memories(many, bursts)
+    yield from _counts(bursts)
 
 
 def _slower(
@@ -177,6 +185,15 @@ def _processors(few: Burst, many: Burst) -> Line:
     return Line(what, ours / before, made_of, 1.5, ours=ours, yardstick=before, unit="ms")
 
 
+def _resting(bursts: Sequence[Burst]) -> Line:
+    """Return what the pool does while nothing happens, with few kernels and with many."""
+    many = bursts[-1]
+    made_of = ", ".join(f"{1e3 * each.resting:.1f} with {each.count:,}" for each in bursts)
+    what = f"the pool's processor time in a second in which nothing happens, with {many.count:,} kernels"
+    ours, before = (1e3 * each.resting for each in (many, bursts[0]))
+    return Line(what, ours / before, made_of, ours=ours, yardstick=before, unit="ms")
+
+
 def _waits(few: Burst, many: Burst) -> Line:
     slow, fast = (percentile(each.ran, 0.95) for each in (many, few))
     what = f"from asked to running (95%), {many.count:,} at once to {few.count}"
@@ -185,24 +202,26 @@ def _waits(few: Burst, many: Burst) -> Line:
     return Line(what, slow / fast, made_of, ours=slow, yardstick=fast, unit="s", points=points)
 
 
-def _memories(many: Burst) -> Line:
+def _memories(many: Burst, bursts: Sequence[Burst]) -> Line:
     """Return how the pool's memory grows with the kernels that run."""
     curve = [(bisect(many.ran, seconds), mib) for seconds, mib, _ in many.samples]
     before, after = curve[0][1], curve[-1][1]
     each = 1024 * (after - before) / many.count
-    made_of = f"{each:.0f} KiB for each; those who ask are in the same process"
+    settled = ", ".join(f"{burst.memory:.0f} MiB with {burst.count:,}" for burst in bursts)
+    made_of = f"{each:.0f} KiB for each; those who ask are in the same process; once all run: {settled}"
     what = f"memory with {many.count:,} kernels, to none"
     points = _points(curve)
     return Line(what, after / before, made_of, ours=after, yardstick=before, unit="MiB", points=points)
 
 
-def _counts(few: Burst, many: Burst) -> Iterator[Line]:
+def _counts(bursts: Sequence[Burst]) -> Iterator[Line]:
+    many = bursts[-1]
     begun, ended = many.asked["to run"], many.asked["to end"]
     each = writes(begun) / many.count + writes(ended) / (many.count + BESIDE)
     made_of = f"to run: {_told(begun)}; to end, with {BESIDE} more: {_told(ended)}"
     yield Line("writes per grant, its end included", each, made_of, 4.0, ours=each)
     idle = _told(many.asked["while nothing happened"]) or "none"
-    again = float(sum(lists(asked) for burst in (few, many) for asked in burst.asked.values()))
+    again = float(sum(lists(asked) for burst in bursts for asked in burst.asked.values()))
     made_of = f"all requests in {STEADY_SECONDS:.0f} s in which nothing happened: {idle}"
     yield Line("lists once the pool has started", again, made_of, 0.0, ours=again)
 
@@ -219,5 +238,4 @@ def _told(asked: Counter[str]) -> str:
 
 def run() -> Iterator[Line]:
     """Measure and yield the report's lines."""
-    few, many = asyncio.run(measure())
-    yield from lines(few, many)
+    yield from lines(asyncio.run(measure()))
