@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, identity_labels, label_value, merged
@@ -236,7 +235,7 @@ def supervisor(files: Mapping[str, str | bytes], pool: str) -> dict[str, Any]:
         "data": texts,
         # A key has no slash; pods mount all that is bytes in the folder where Python looks for code.
         "binaryData": {
-            PurePath(path).name: base64.b64encode(content).decode() for path, content in code.items()
+            path.rpartition("/")[2]: base64.b64encode(content).decode() for path, content in code.items()
         },
     }
 
