@@ -34,7 +34,9 @@ from gpu_pool_provisioner.session.idling import taken
 _END_WITHIN: Final = 10.0
 #: Seconds in which a pod's supervisor answers: packets to a pod that is gone, or behind a firewall, vanish.
 _ANSWERS_WITHIN: Final = 2.0
-_ENFORCED: Final = "GPU_POOL_ENFORCED"
+#: What changes while a pod runs, and its kernel need not hear of: what is enforced at the moment, and since
+#: when the lease has its slices as they are.
+_PASSING: Final = ("GPU_POOL_ENFORCED", "GPU_POOL_HELD_SINCE")
 _FINE_AGAIN: Final = "Its machine answers again."
 _SLOW: Final = "The kernel's pod did not start within {}. Its last report: {}"
 
@@ -217,5 +219,5 @@ class LeasePod:
 
 
 def _lasting(lease: Lease) -> Mapping[str, str]:
-    """Return the variables of a lease, but for what is enforced, which may change while its pod runs."""
-    return {name: value for name, value in lease.environment.items() if name != _ENFORCED}
+    """Return what a kernel is told of its slice that stays the same for as long as it keeps it."""
+    return {name: value for name, value in lease.environment.items() if name not in _PASSING}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
-from gpu_pool_client import NotAllowed
+from gpu_pool_client import Lease, NotAllowed
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pods import AWAY, PodPool, pods
@@ -65,6 +65,27 @@ async def test_who_restarts_no_kernels_hears_of_its_end_and_may_restart_it(
         text = " ".join("".join((await page.run("print('on')").done()).outputs).split())
         assert "its variables are gone. It was ended by the signal SIGKILL." in text
     assert (await jupyter_env.only_lease()).id == lease.id
+    assert pods.launched == pods.running == [pod]
+
+
+@pytest.mark.long
+async def test_a_restart_that_cannot_change_the_size_is_in_the_same_pod(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> Lease:
+        raise AWAY
+
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("%gpu use 10%").shows("Restart the kernel: it then changes to 10%")
+        (pod,) = pods.running
+        pods.fault = AWAY
+        monkeypatch.setattr(pods, "resize", away)
+        await km.restart_kernel()
+        text = " ".join("".join((await page.run("1").done()).outputs).split())
+        assert "You asked for 10%. This kernel still has 2% of a GPU." in text
+        pods.fault = None
     assert pods.launched == pods.running == [pod]
 
 
