@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Supervised:
     #: What the file says: a kernel writes it anew when it starts.
     connection: dict[str, Any]
     log: Path
+    #: When it was started, of ``time.perf_counter()``.
+    began_at: float
     connections: list[SupervisorConnection] = field(default_factory=list)
 
     async def connect(self, key: bytes = KEY) -> SupervisorConnection:
@@ -142,6 +145,7 @@ def start(
     words = kernel_command([word.format(connection_file=file) for word in argv], installed=True)
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
     with (folder / "log").open("wb") as log:
+        began_at = time.perf_counter()
         process = subprocess.Popen(
             [
                 *([python, "-I", "-S"] if isolated else ["python3", "-Xfrozen_modules=off"]),
@@ -154,7 +158,7 @@ def start(
             stdout=log,
             stderr=log,
         )
-    return Supervised(process, port, file, connection, folder / "log")
+    return Supervised(process, port, file, connection, folder / "log", began_at)
 
 
 @asynccontextmanager
