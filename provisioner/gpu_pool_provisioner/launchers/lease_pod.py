@@ -165,8 +165,7 @@ class LeasePod:
     async def supervisor(self) -> SupervisorConnection:
         """Return the connection to its supervisor. Raises ``SupervisorAway``.
 
-        It is made at the first use, and again only once it was :meth:`lost`: where nothing answers, that is
-        waited for once.
+        It is made at the first use, and again only once it was :meth:`lost`.
         """
         if self._connecting is None:
             key = str(self.command.connection["key"]).encode()

@@ -44,8 +44,10 @@ _RESIZED_WITHIN: Final = 5.0
 _RESTARTED_WITHIN: Final = 20.0
 #: Seconds in which a kernel ends that is killed.
 _KILLED_WITHIN: Final = 2.0
-#: Seconds until a connection is made again that was lost.
+#: Seconds until a connection is made again that was lost or could not be made; and most of them, where nobody
+#: has answered yet.
 _CONNECT_AGAIN: Final = 2.0
+_CONNECT_SELDOM: Final = 60.0
 _NO_ANSWER: Final = "The GPU pool did not answer in time: the size stays as it is. Try again."
 
 _OUT_OF_MEMORY: Final = "It used more than its pod's memory (not of the GPU), and was ended."
@@ -145,17 +147,24 @@ class PodRun(KernelRun):
 
     async def _watch(self) -> None:
         """Hear of the kernel's end from its supervisor; without one, it is that of its pod."""
-        try:
-            supervisor = await self._pod.supervisor()
-        except SupervisorAway as error:
-            get_logger().debug("The end of a kernel's pod is that of its kernel: %s", error)
-            return
-        status = await self._status(supervisor)
+        status = await self._status(await self._supervisor())
         if status != 0 and self._killing is None:
             connected = self._pod.connected
             is_out_of_memory = connected is not None and connected.out_of_memory
             self.exit_message = texts.ended_by_itself(_OUT_OF_MEMORY if is_out_of_memory else _how(status))
         self._finish()
+
+    async def _supervisor(self) -> SupervisorConnection:
+        """Return the connection to the supervisor, once that answers: on a busy machine it may come later."""
+        pause = _CONNECT_AGAIN
+        while True:
+            try:
+                return await self._pod.supervisor()
+            except SupervisorAway as error:
+                get_logger().debug("Until then the end of a kernel's pod is that of its kernel: %s", error)
+                self._pod.lost()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _CONNECT_SELDOM)
 
     async def _status(self, supervisor: SupervisorConnection) -> int:
         """Return how the kernel has ended, once it has, however often the connection is lost until then."""

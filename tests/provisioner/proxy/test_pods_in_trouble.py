@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
 from gpu_pool_client import Lease, NotAllowed
+from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pods import AWAY, PodPool, pods
@@ -65,6 +68,33 @@ async def test_who_restarts_no_kernels_hears_of_its_end_and_may_restart_it(
         text = " ".join("".join((await page.run("print('on')").done()).outputs).split())
         assert "its variables are gone. It was ended by the signal SIGKILL." in text
     assert (await jupyter_env.only_lease()).id == lease.id
+    assert pods.launched == pods.running == [pod]
+
+
+async def test_a_supervisor_that_answers_late_restarts_its_kernel_all_the_same(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, made = SupervisorConnection.connect, list[SupervisorConnection]()
+    late = iter([SupervisorAway("It does not answer within 2 s.")])
+
+    async def connected(*args: Any, **options: Any) -> SupervisorConnection:
+        for error in late:
+            raise error
+        made.append(await connect(*args, **options))
+        return made[-1]
+
+    async def is_connected() -> bool:
+        return bool(made)
+
+    monkeypatch.setattr(SupervisorConnection, "connect", connected)
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("1").done()
+        (pod,) = pods.running
+        await eventually(is_connected)
+        await km.restart_kernel()
+        assert (await page.run("print('on')").done()).outputs == ["on\n"]
     assert pods.launched == pods.running == [pod]
 
 
