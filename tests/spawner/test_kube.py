@@ -152,6 +152,7 @@ def test_what_a_course_has_set_is_undone_before_the_next(
     "wrong",
     [
         {"dialect": "hummy"},
+        {"dialect": "shared"},
         {"dialect_options": {"que": "x"}},
         {"dialect_options": {"context_mib": "350"}},
         {"course_namespace": "Course {course}"},

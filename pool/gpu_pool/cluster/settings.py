@@ -119,7 +119,8 @@ class KubernetesSettings(Configurable):
     ).tag(config=True)
     placeholder_image = Unicode(
         "registry.k8s.io/pause:3.10",
-        help="The image of the placeholder pods for these nodes: any that ends on SIGTERM, such as pause.",
+        help="The image of the placeholder pods for these nodes, and of those that keep claimed GPUs: any "
+        "that ends on SIGTERM, such as pause.",
     ).tag(config=True)
     node_agent = Unicode(
         help="""The service account of the node agents, as NAMESPACE/NAME: whose pods may say what kernels on

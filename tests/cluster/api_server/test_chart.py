@@ -72,6 +72,33 @@ def test_its_node_agents_are_those_of_the_examples() -> None:
     assert entry in one(chart, "NetworkPolicy", "gpu-pool")["spec"]["ingress"]
 
 
+def test_what_whole_gpus_of_the_pools_own_need_is_that_of_the_examples(tmp_path: Path) -> None:
+    """Only where the settings say so, and then all of it by that one value."""
+    folder = copied(tmp_path, "physics")
+    chosen = folder / "kustomization.yaml"
+    chosen.write_text(chosen.read_text().replace("components: []", "components: [service/shared]"))
+    shared, plain = (
+        {(e["kind"], e["metadata"]["name"]): e for e in found}
+        for found in (
+            rendered_chart("physics", "--values", str(CHART / "dialects" / "shared.yaml")),
+            rendered_chart("physics"),
+        )
+    )
+    given = {(each["kind"], each["metadata"]["name"]): each for each in rendered(folder)}
+    added = shared.keys() - plain.keys()
+    assert added == given.keys() - {
+        (each["kind"], each["metadata"]["name"]) for each in rendered(copied(tmp_path / "again", "physics"))
+    }
+    assert len(added) == 6
+    for name in added:
+        assert bare(shared[name]) == bare(given[name]), name
+        assert shared[name]["metadata"].get("namespace") == given[name]["metadata"].get("namespace")
+    without = ("--set", "admissionPolicy.enabled=false")
+    values = ("--values", str(CHART / "dialects" / "shared.yaml"))
+    left = {(each["kind"], each["metadata"]["name"]) for each in rendered_chart("physics", *values, *without)}
+    assert left & added == {("Role", "gpu-pool-shared"), ("RoleBinding", "gpu-pool-shared")}
+
+
 def test_the_namespace_of_node_agents_is_theirs_alone() -> None:
     wanted = ("--set", "nodeAgent.enabled=true", "--set", "nodeAgent.namespace=jupyterhub")
     done = try_helm("template", "pool", CHART, "--namespace", "jupyterhub", *wanted)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpu_pool.cli.checks import Check
-from gpu_pool.cli.installation import DRA_RIGHTS, RIGHTS, check_installation
+from gpu_pool.cli.installation import DRA_RIGHTS, RIGHTS, SHARED_RIGHTS, check_installation
 from support.charts import COURSE, rendered_chart
 from support.control_plane import Cluster
 from support.kube_examples import EXAMPLES, secret
@@ -27,6 +27,11 @@ def test_it_asks_for_the_rights_that_the_examples_give() -> None:
                 verbs = " ".join(rule["verbs"])
                 given.add((verbs, rule["apiGroups"][0], resource, each["kind"] == "ClusterRole"))
     assert given == {*RIGHTS, *DRA_RIGHTS}
+    role = next(yaml.safe_load_all((EXAMPLES / "service/shared/rbac.yaml").read_text()))
+    (rule,) = role["rules"]
+    ((verbs, group, resource, everywhere),) = SHARED_RIGHTS
+    assert (rule["verbs"], rule["apiGroups"], rule["resources"]) == (verbs.split(), [group], [resource])
+    assert (role["kind"] == "ClusterRole") is everywhere
 
 
 def look(namespace: str, gpu_nodes: Sequence[str] = ()) -> dict[str, Check]:
@@ -88,6 +93,20 @@ def test_it_leads_from_nothing_to_an_installation_that_runs(
     assert f"has no {KEY}" in found["token"].text
     cluster.apply(secret("hub", **{KEY: "0" * 32}), namespace=namespace)
     assert look(namespace)["token"].state == "ok"
+
+
+def test_where_the_pool_divides_whole_gpus_it_looks_for_those_rights_too(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    shared = ("--set", "config.KubernetesSettings.dialect=shared")
+    made = installed(namespace, COURSE, *shared)
+    cluster.apply(*(each for each in made if each["metadata"]["name"] != "gpu-pool-shared"))
+    missing = look(namespace)["rights"]
+    words = "may not create resourceclaims here, delete resourceclaims here, get resourceclaims here"
+    assert words in missing.text
+    cluster.apply(*made)
+    assert look(namespace)["rights"].state == "ok"
 
 
 def pod(name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:

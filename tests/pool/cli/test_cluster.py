@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gpu_pool.cli.cluster import checks_of
-from support.clusters import gke, hami, listed, named, node, plain, resource_slice
+from support.clusters import claim_of, gke, hami, listed, named, node, plain, resource_slice
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 from support.terminal import Terminal
+from support.whole_devices import has_dra
 
 pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
 
