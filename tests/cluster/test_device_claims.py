@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from gpu_pool.cluster.device_claims import (
     DELETED,
@@ -377,3 +378,25 @@ async def test_no_holder_is_made_on_a_closed_node(pool: GpuPool, fake: FakeKuber
     assert holders(fake) == []
     fake.put("nodes", node("n1"))
     await until(lambda: holders(fake))
+
+
+@pytest.mark.parametrize("empty_for", [0])
+async def test_a_device_is_not_empty_before_the_last_pod_of_a_kernel_has_gone(
+    pool: GpuPool, fake: FakeKubernetes
+) -> None:
+    lease_id = await started(pool, fake)
+    answers = [web.json_response({})]  # its pod is asked to end, and takes its time
+
+    def slow(method: str, kind: str) -> Any:
+        return answers.pop() if answers and (method, kind) == ("DELETE", "pods") else None
+
+    fake.before_write = slow
+    await pool.release(lease_id)
+    await until(lambda: not answers)
+    fake.put("nodes", node("n1", unschedulable=True))
+    await until_free(pool, 0)
+    fake.put("nodes", node("n1"))
+    await until_free(pool, 1000)
+    assert len(holders(fake)) == 1
+    fake.remove("pods", f"gpu-pool-{lease_id}-1")
+    await until(lambda: not fake.named("resourceclaims") and not holders(fake))

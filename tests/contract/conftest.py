@@ -20,6 +20,7 @@ from support.kernel_pods import CARD, serving_cluster
 from support.pools import embedded
 from support.racks import open_racks
 from support.service import DEVICES, ForkServer, serving
+from support.whole_devices import WHOLE_CARD, has_dra
 
 _SETTINGS = 'c.PoolSettings.courses = {"cs101": {}}'
 #: What a pool promises of processes that it sees: over TCP none (tests/pool/service/test_heartbeats.py).
@@ -38,6 +39,7 @@ _OF_PROCESSES_SEEN = {
         *("embedded", "caller", "racks", "unix"),
         pytest.param("http", marks=pytest.mark.long),
         pytest.param("kubernetes", marks=pytest.mark.long),
+        pytest.param("whole-devices", marks=pytest.mark.long),
     ]
 )
 def backend(request: pytest.FixtureRequest) -> str:
@@ -55,7 +57,8 @@ def is_remote(backend: str) -> bool:
 @pytest.fixture
 def device(backend: str) -> Device:
     """The pool's one device."""
-    (device,) = [CARD] if backend == "kubernetes" else parse_devices(DEVICES)
+    clusters = {"kubernetes": CARD, "whole-devices": WHOLE_CARD}
+    (device,) = [clusters[backend]] if backend in clusters else parse_devices(DEVICES)
     return device
 
 
@@ -79,8 +82,8 @@ async def pool(
             opened = _for_caller(await stack.enter_async_context(inner))
         elif backend == "racks":
             opened = open_racks(f"racks:{tmp_path}/store.db")
-        elif backend == "kubernetes":
-            opened = connect(await _cluster(request, stack, tmp_path))
+        elif backend in ("kubernetes", "whole-devices"):
+            opened = connect(await _cluster(request, stack, tmp_path, backend))
         elif backend == "http":
             hub: Hub = request.getfixturevalue("hub")
             monkeypatch.setenv("GPU_POOL_TOKEN", await hub.token(ADMIN))
@@ -101,14 +104,17 @@ def _for_caller(pool: GpuPool) -> Pool:
     return pool.for_caller(Caller("ada", True, "ada", mine, peer, groups=frozenset()))
 
 
-async def _cluster(request: pytest.FixtureRequest, stack: AsyncExitStack, folder: Path) -> str:
-    """Serve a cluster with one GPU; return the URL."""
+async def _cluster(request: pytest.FixtureRequest, stack: AsyncExitStack, folder: Path, backend: str) -> str:
+    """Serve a cluster with one GPU, of which others give slices or which the pool divides; return the URL."""
     pytest.importorskip("kubernetes_asyncio", reason="the extra [kubernetes] is not installed")
     children: ForkServer = request.getfixturevalue("cluster_children")
     fake = await stack.enter_async_context(fake_kubernetes())
-    fake.put("nodes", hami("n1", model="V100-SXM2-32GB"))
+    settings = _SETTINGS
+    if backend == "whole-devices":
+        has_dra(fake, "gpu-0")
+        settings += '\nc.KubernetesSettings.dialect = "shared"\n'
+    else:
+        fake.put("nodes", hami("n1", model="V100-SXM2-32GB"))
     config = fake.kubeconfig(folder / "kubeconfig")
-    service = await stack.enter_async_context(
-        serving_cluster(children, folder / "service", config, _SETTINGS)
-    )
+    service = await stack.enter_async_context(serving_cluster(children, folder / "service", config, settings))
     return service.url

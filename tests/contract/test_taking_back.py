@@ -89,7 +89,7 @@ async def test_a_slice_that_nothing_uses_is_idle(pool: Pool) -> None:
 
 async def test_kernels_are_started_in_pods_or_that_is_refused(pool: Pool, backend: str) -> None:
     lease = await pool.request(parse_request("2%"), ME, key())
-    in_pods = backend == "kubernetes"
+    in_pods = backend in ("kubernetes", "whole-devices")
     assert lease.terms.in_pod == in_pods
     with pytest.raises(
         BadRequest if in_pods else NotAllowed, match="No kernel was started" if in_pods else NO_PODS

@@ -5,12 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_pool.cluster.device_claims import HOLDER_LABEL
-from gpu_pool.cluster.dialects.shared import claim_name
+from gpu_pool.cluster.dialects.shared import MOST_PODS, claim_name
+from gpu_pool_client import Device
 from support.clusters import claim_of, listed, named, node, resource_slice
 from support.fake_kubernetes import FakeKubernetes
 
 DRA = "/apis/resource.k8s.io/v1"
 CLAIM = claim_name("gpu-pool", "GPU-gpu-0")
+#: The device gpu-0 as a pool shows it.
+WHOLE_CARD = Device(
+    "GPU-gpu-0",
+    0,
+    "Tesla V100 SXM2 32GB",
+    32768,
+    contexts=MOST_PODS,
+    driver="550.54.15",
+    node="n1",
+)
 
 
 def lists_devices(fake: FakeKubernetes, *devices: str, generation: int = 1, on: str = "n1") -> None:

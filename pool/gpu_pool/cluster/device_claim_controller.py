@@ -23,6 +23,7 @@ from gpu_pool.cluster.device_claims import (
     Owner,
     Todo,
     by_device,
+    claims_of,
     decide,
     device_of,
     holder,
@@ -144,17 +145,24 @@ class DeviceClaims:
             for part in lease.slices if lease.id not in self._ending else ():
                 users.setdefault(part.device.uuid, []).append(lease.id)
         claims, holders = by_device(self._view.claims()), by_device(self._view.holders.values())
+        named = self._named_by_kernels()
         now = time.monotonic()
         for uuid in sorted({*users, *claims, *holders, *self._memory}):
             if uuid in self._busy:
                 continue
-            facts = self._facts(shared, uuid, bool(users.get(uuid)), claims, holders)
+            in_use = bool(users.get(uuid)) or claim_name(self._shape.pool, uuid) in named
+            facts = self._facts(shared, uuid, in_use, claims, holders)
             made = decide(self._memory.get(uuid, DeviceMemory()), facts, now, self._limits)
             self._memory.pop(uuid, None)
             if made.memory is not None:
                 self._memory[uuid] = made.memory
             if made.todo != Todo():
                 self._do(uuid, self._carry_out(uuid, made.todo, facts, users.get(uuid, ())))
+
+    def _named_by_kernels(self) -> set[str]:
+        """Return the names of the claims that pods of kernels name, those included that are ending."""
+        own = self._view.own
+        return {name for lease_id in own.leases() for pod in own.of(lease_id) for name in claims_of(pod)}
 
     def _facts(
         self,
@@ -216,7 +224,8 @@ class DeviceClaims:
             await self._writer.delete(made, self._path)
 
     async def _end_leases(self, uuid: str, why: PodTaken, leases: Sequence[str]) -> None:
-        self._log.warning("%d leases on GPU %s end: %s", len(leases), ascii(uuid), why.message)
+        if leases:
+            self._log.warning("%d leases on GPU %s end: %s", len(leases), ascii(uuid), why.message)
         for lease_id in leases:
             self._ending.add(lease_id)
             try:

@@ -184,7 +184,7 @@ def holds(pod: Manifest) -> bool:
 class DeviceFacts:
     """What is seen of one device at one moment."""
 
-    #: Whether leases are held on it.
+    #: Whether leases are held on it, or pods of kernels are still there.
     in_use: bool = False
     claim: Claim | None = None
     #: The holders of it, those included that end; and whether one of them does not.
