@@ -293,6 +293,15 @@ class PoolWork:
         self._driver.post(events.LeaseSeen(activity=activity))
         return activity
 
+    async def memory_in_words(self) -> str:
+        """Say how much memory a kernel in a pod uses, as far as the pool knows it."""
+        lease = self._driver.session.lease
+        try:
+            used = (await self._activity()).memory_mib
+        except GpuPoolError as error:
+            return f"The GPU pool does not say how much memory this kernel uses. {error}"
+        return texts.memory_in_use(used, sum(part.allowed_mib for part in lease.slices) if lease else 0)
+
     async def _initialised(self) -> bool:
         try:
             return bool((await self._activity()).initialised)

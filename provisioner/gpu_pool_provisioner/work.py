@@ -20,7 +20,7 @@ from gpu_pool_provisioner.launchers.base import (
     ProxiedKernel,
 )
 from gpu_pool_provisioner.launchers.lease_pod import LeasePod
-from gpu_pool_provisioner.launchers.pod import NotRestartedError, PodRun, PodSizes
+from gpu_pool_provisioner.launchers.pod import NotRestartedError, PodRequests, PodRun
 from gpu_pool_provisioner.launchers.pod_command import pod_connection
 from gpu_pool_provisioner.launchers.process import ProcessRun
 from gpu_pool_provisioner.pool_work import Driver, PoolWork, on_our_clock
@@ -204,8 +204,9 @@ class KernelWork:
     async def _new_run(self, lease: Lease, held: HeldLease) -> KernelRun:
         sides = self.messages, self.front
         if lease.terms.in_pod:
-            sizes = PodSizes(self._pool.resize_at_restart, self._driver.session.notice)
-            return PodRun(self._pod_for(lease, held), held, *sides, sizes)
+            pool, notice = self._pool, self._driver.session.notice
+            requests = PodRequests(pool.resize_at_restart, pool.memory_in_words, notice)
+            return PodRun(self._pod_for(lease, held), held, *sides, requests)
         try:
             if self.backend is None:
                 self.backend = BackendConnection(self.kernel.connection_file, self.plan.command)

@@ -242,6 +242,11 @@ def test_memory_that_the_driver_does_not_tell_is_not_guessed(nvidia_smi: Path, a
     assert slice_info.memory_used() == (None, "use not measured: the driver does not report it")
 
 
+def test_in_a_pod_its_node_measures_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_POOL_POD", "1")
+    assert slice_info.memory_used() == (None, "use is measured on this kernel's node")
+
+
 def test_in_a_container_memory_is_not_measured(nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi.write_text(f"GPU-a, {os.getpid()}, 400")
     monkeypatch.setattr(slice_info, "FIRST_NAMESPACE", "another")

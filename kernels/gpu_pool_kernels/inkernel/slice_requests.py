@@ -76,6 +76,8 @@ PIPE = "requests"
 #: The variable that tells a kernel that it is in a pod, and the message by which it asks there.
 POD = "GPU_POOL_POD"
 USE_MESSAGE = "gpu_pool_use"
+#: The message by which it asks there how much memory it uses: only its node sees that.
+MEMORY_MESSAGE = "gpu_pool_memory"
 ANSWER = "answer"
 #: Seconds to wait for an answer, and between two looks.
 TIMEOUT = 10.0
@@ -139,6 +141,12 @@ class SizeChanges:
             print(STALE.format(framework), file=sys.stderr)
         for framework in caps.too_late(changed):
             print(caps.LATE.format(framework), file=sys.stderr)
+
+
+def ask_for_memory() -> None:
+    """In a pod, have it printed how much memory this kernel uses, by the relay in front of it."""
+    if os.environ.get(POD) and os.environ.get("GPU_POOL_SLICE"):
+        publish({}, MEMORY_MESSAGE)
 
 
 def send(request: "dict[str, str]") -> bool:

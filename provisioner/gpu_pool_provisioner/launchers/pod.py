@@ -38,7 +38,9 @@ from gpu_pool_provisioner.session.session import MARGIN
 
 #: What a kernel publishes to ask for another size, see gpu_pool_kernels.inkernel.slice_requests.
 USE: Final = "gpu_pool_use"
-#: Seconds in which the pool says whether another size can be had.
+#: What it publishes to have it printed how much memory it uses.
+MEMORY: Final = "gpu_pool_memory"
+#: Seconds in which the pool says whether another size can be had, or what is used.
 _RESIZED_WITHIN: Final = 5.0
 #: Seconds in which a kernel listens that is started in a pod which runs, before a new pod is made.
 _RESTARTED_WITHIN: Final = 20.0
@@ -49,6 +51,8 @@ _KILLED_WITHIN: Final = 2.0
 _CONNECT_AGAIN: Final = 2.0
 _CONNECT_SELDOM: Final = 60.0
 _NO_ANSWER: Final = "The GPU pool did not answer in time: the size stays as it is. Try again."
+
+_NOT_TOLD: Final = "The GPU pool did not say in time how much memory this kernel uses."
 
 _OUT_OF_MEMORY: Final = "It used more than its pod's memory (not of the GPU), and was ended."
 _OLD_KERNEL: Final = (
@@ -66,11 +70,13 @@ class NotRestartedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PodSizes:
-    """What a pod's kernel has to do with sizes, which cannot change while it runs."""
+class PodRequests:
+    """What a pod's kernel asks for that only the pool can do or say. Its size cannot change while it runs."""
 
     #: Keeps a request for another size until it restarts; returns what its user reads.
     at_restart: Callable[[str], Awaitable[str]]
+    #: Says how much memory it uses.
+    memory: Callable[[], Awaitable[str]]
     #: Why the last change of size came to nothing; empty if it did not.
     notice: str
 
@@ -81,17 +87,17 @@ class PodRun(KernelRun):
     is_process = False
 
     def __init__(
-        self, pod: LeasePod, lease: HeldLease, session: Session, front: Channels, sizes: PodSizes
+        self, pod: LeasePod, lease: HeldLease, session: Session, front: Channels, requests: PodRequests
     ) -> None:
         super().__init__(lease, asyncio.get_running_loop().create_future())
         self._pod = pod
         #: Whether the pod was launched for a kernel before this one.
         self._is_next = pod.is_launched
         self._sides = session, front
-        self._sizes = sizes
+        self._requests = requests
         self._watching: asyncio.Task[None] | None = None
         self._killing: asyncio.Task[None] | None = None
-        self._resizing: asyncio.Task[None] | None = None
+        self._answering: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
         pod.ended.add_done_callback(self._ended_with_pod)
 
@@ -133,8 +139,9 @@ class PodRun(KernelRun):
         await self._lease.attach(holder, grace=0.0)
         self._pod.on_trouble = self._relay.tell
         self._relay.messages[USE] = self._resize
-        if self._sizes.notice:
-            self._relay.tell(self._sizes.notice)
+        self._relay.messages[MEMORY] = self._say_memory
+        if self._requests.notice:
+            self._relay.tell(self._requests.notice)
         self._watching = asyncio.create_task(self._watch())
         return introduction
 
@@ -179,23 +186,35 @@ class PodRun(KernelRun):
                 supervisor = await self._pod.supervisor()
 
     def _resize(self, content: Mapping[str, Any]) -> None:
-        """Ask the pool for another size. What the cell that asks shows later waits for the answer."""
+        """Ask the pool for another size."""
         size = content.get("size")
         if isinstance(size, str):
-            output, later = self.relay.back["iopub"], list[list[zmq.Frame]]()
-            pass_on, output.on_message = output.on_message, later.append
-            self._resizing = asyncio.create_task(self._resized(size, pass_on, later))
+            self._answer(self._requests.at_restart(size), _NO_ANSWER, self.relay.tell)
 
-    async def _resized(
-        self, size: str, pass_on: Callable[[list[zmq.Frame]], None], later: list[list[zmq.Frame]]
+    def _say_memory(self, _: Mapping[str, Any]) -> None:
+        self._answer(self._requests.memory(), _NOT_TOLD, self.relay.show)
+
+    def _answer(self, asked: Awaitable[str], otherwise: str, say: Callable[[str], None]) -> None:
+        """Print the pool's answer below the cell. What that shows later waits for it."""
+        output, later = self.relay.back["iopub"], list[list[zmq.Frame]]()
+        pass_on, output.on_message = output.on_message, later.append
+        self._answering = asyncio.create_task(self._answered(asked, otherwise, say, pass_on, later))
+
+    async def _answered(
+        self,
+        asked: Awaitable[str],
+        otherwise: str,
+        say: Callable[[str], None],
+        pass_on: Callable[[list[zmq.Frame]], None],
+        later: list[list[zmq.Frame]],
     ) -> None:
         try:
-            told = await asyncio.wait_for(self._sizes.at_restart(size), _RESIZED_WITHIN)
+            told = await asyncio.wait_for(asked, _RESIZED_WITHIN)
         except asyncio.TimeoutError:
-            told = _NO_ANSWER
+            told = otherwise
         output = self.relay.back["iopub"]
         output.on_message = pass_on
-        self.relay.tell(told)
+        say(told)
         for frames in later:
             output.on_message(frames)  # which may be the next request
 
@@ -252,7 +271,7 @@ class PodRun(KernelRun):
         """Let go of the kernel; its pod may run another. May be repeated."""
         self._pod.on_trouble = None
         self._pod.ended.remove_done_callback(self._ended_with_pod)
-        for task in filter(None, (self._watching, self._resizing)):
+        for task in filter(None, (self._watching, self._answering)):
             task.cancel()
         super().close()
 

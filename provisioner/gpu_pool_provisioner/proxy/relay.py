@@ -220,6 +220,12 @@ class Relay:
         if self.busy:
             self._tell_now()
 
+    def show(self, text: str) -> None:
+        """Print a line among the output of the cell that runs, if one does."""
+        if self.busy:
+            content = {"name": "stdout", "text": f"{text}\n"}
+            self._publish("stream", content, next(reversed(self._at_work.values())))
+
     async def is_idle(self, within: float) -> bool:
         """Whether the kernel has done all that was passed on to it, and did nothing on the way here.
 

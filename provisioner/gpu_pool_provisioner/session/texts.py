@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpu_pool_client import EndReason, GpuPoolError, LeaseGone
+from gpu_pool_client._requests import memory_in_words
 
 #: What a cell's error is called when it did not run for want of a slice.
 NOT_GRANTED: Final = "GpuSliceNotGranted"
@@ -122,6 +123,17 @@ def other_size(wanted: str, has: str) -> str:
         f"You asked for {wanted}. This cluster has no slice of exactly that size: you have {has}, "
         "and that counts."
     )
+
+
+def memory_in_use(used_mib: int | None, allowed_mib: int) -> str:
+    """Say how much memory a kernel in a pod uses, as its node sees it; None where it does not say."""
+    if used_mib is None:
+        return (
+            "How much GPU memory this kernel uses is not known: no agent of the pool's reports it from the "
+            "kernel's node, or the driver there does not tell it."
+        )
+    of = f" of the {memory_in_words(allowed_mib)} that it may use" if allowed_mib else ""
+    return f"This kernel uses {memory_in_words(used_mib)}{of}, as its node sees it."
 
 
 def too_long(size: str, limit: str) -> str:

@@ -133,6 +133,10 @@ async def test_a_cell_is_told_and_interrupted_and_a_kernel_that_frees_its_memory
             await eventually(is_forgiven, within=60)
             assert (await page.run("print(kept)").done()).outputs == ["42\n"]
             assert (await watched.pool.activity(lease.id)).memory_mib == 412
+            shown = (await page.run("print(get_ipython().run_line_magic('gpu', ''))").done()).outputs
+            used = "This kernel uses 412 MiB of the 655 MiB that it may use, as its node sees it.\n"
+            assert "".join(shown).startswith(used)
+            assert "655 MiB granted; use is measured on this kernel's node" in "".join(shown)
 
 
 async def test_a_kernel_that_stays_over_its_memory_ends_with_its_slice_and_its_next_cell_says_why(
