@@ -278,7 +278,13 @@ def serve(
     metavar="TIME",
     help="How long to rest between two reports, from 1s to 20s. By default 5s.",
 )
-def node_agent(session: CommandSession, token_file: Path, every: float) -> int:
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="A file that is written anew by each report that the pool takes, and removed when one is refused.",
+)
+def node_agent(session: CommandSession, token_file: Path, every: float, ready_file: Path | None) -> int:
     """Tell a cluster's pool what the pods of this node use of its GPUs.
 
     This runs in a pod on each node with GPUs, see "The node agent" in the
@@ -290,7 +296,7 @@ def node_agent(session: CommandSession, token_file: Path, every: float) -> int:
     # Imported here because no other verb needs what it costs.
     from gpu_pool.cluster.node_agent.program import NodeAgentProgram, log_to_stderr
 
-    program = NodeAgentProgram(session.address, token_file, every)
+    program = NodeAgentProgram(session.address, token_file, every, ready_file=ready_file)
     log_to_stderr()
     try:
         complete(program.run())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import Pool, connect
+from gpu_pool_client import EndReason, Lease, LeaseState, Pool, connect
 from support.charts import rendered_chart
 from support.jupyter_env import eventually
 from support.kernel_pods import command, held, notebook, running, volume
@@ -23,6 +23,7 @@ from support.service import ForkServer
 from support.stand_in_hub import behind_stand_in
 
 ACCOUNT = "gpu-pool-node-agent"
+KERNELS = "app.kubernetes.io/component=gpu-kernel"
 #: Here the node is in a pid namespace of its own, as no machine is whose driver names processes.
 PROGRAM = """
 import sys
@@ -57,11 +58,10 @@ def daemons(cluster: RealCluster, namespace: str, url: str, folder: Path) -> lis
     found = [each for each in chart if each["metadata"].get("namespace") == namespace]
     spec = one(found, "DaemonSet", ACCOUNT)["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    *_, every = container["args"]
     container |= {
         "image": cluster.image,
         "command": ["python3", "-c", PROGRAM, "node-agent"],
-        "args": [f"--pool={url}", every],
+        "args": [f"--pool={url}", *container["args"][1:]],
     }
     container["env"] += [
         {"name": "LD_LIBRARY_PATH", "value": str(folder)},
@@ -96,6 +96,9 @@ async def test_an_agent_in_a_pod_reports_what_a_kernel_in_a_pod_uses(
 c.KubernetesSettings.kubeconfig = "{cluster.kubeconfig}"
 c.KubernetesSettings.namespace = "{namespace}"
 c.KubernetesSettings.node_agent = "{agents}/{ACCOUNT}"
+c.PoolSettings.watchdog_after = 1
+c.PoolSettings.interrupt_after = 2
+c.PoolSettings.end_after = 2
 """
     monkeypatch.setenv("GPU_POOL_TOKEN", "of-ada")
     cluster.kubectl("create", "namespace", agents)
@@ -131,7 +134,7 @@ async def reports(pool: Pool, cluster: RealCluster, namespace: str, agents: str,
     lease = await held(pool)
     await pool.launch(lease.id, command())
     await running(pool, lease.id)
-    pid = await asyncio.to_thread(pid_of, cluster, namespace, "app.kubernetes.io/component=gpu-kernel")
+    pid = await asyncio.to_thread(pid_of, cluster, namespace, KERNELS)
     machine.show(f"gpu GPU-1 Tesla V100-SXM2-32GB\nmemory 32768 0\nprocess {pid} 412\nworks {pid} 40\n")
 
     async def is_known() -> bool:
@@ -151,5 +154,23 @@ async def reports(pool: Pool, cluster: RealCluster, namespace: str, agents: str,
     assert told["Uid"].split() == ["64173"] * 4
     assert {told[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (told["Seccomp"], told["NoNewPrivs"]) == ("2", "1")
-    # A pod that ends takes what was known of it along.
-    await pool.release(lease.id)
+    # What stays over its memory is told so, and ends with its pod.
+    assert "the pool's watchdog" in (await pool.get_lease(lease.id)).enforcement.memory.by
+    machine.show(f"gpu GPU-1 Tesla V100-SXM2-32GB\nmemory 32768 0\nprocess {pid} 30000\nworks {pid} 40\n")
+    seen: list[Lease] = []
+
+    async def has_ended() -> bool:
+        seen.append(await pool.get_lease(lease.id))
+        return seen[-1].state is LeaseState.ENDED
+
+    await eventually(has_ended, within=LONG)
+    assert any("what runs is interrupted" in each.notice for each in seen)
+    assert any(each.interrupt_at is not None for each in seen)
+    assert seen[-1].end_reason is EndReason.OVER_MEMORY
+    assert "This slice used 30000MiB of GPU" in seen[-1].notice
+
+    async def is_gone() -> bool:
+        left = await asyncio.to_thread(cluster.get, "pods", "-n", namespace, "-l", KERNELS)
+        return not left["items"]
+
+    await eventually(is_gone, within=LONG)

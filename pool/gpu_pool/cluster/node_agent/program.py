@@ -37,8 +37,11 @@ class NodeAgentProgram:
         token: Path,
         every: float,
         find: Callable[[], Sequence[Device]] = lambda: discover().devices,
+        ready_file: Path | None = None,
     ) -> None:
         """``every`` is the seconds between two reports; ``find`` finds the devices.
+
+        ``ready_file`` is there, and written anew by each report, as long as the pool takes them.
 
         Raises ``BadRequest`` where a report cannot be sent to that URL.
         """
@@ -48,7 +51,7 @@ class NodeAgentProgram:
                 "Name it: --pool http://gpu-pool.jupyterhub:8888/services/gpu-pool",
             )
         self._endpoint: Endpoint = http_endpoint(url)
-        self._token, self._every, self._find = token, every, find
+        self._token, self._every, self._find, self._ready_file = token, every, find, ready_file
         self._sampler = ProcessSampler()
         self._devices: Sequence[Device] = ()
         self._find_at = 0.0
@@ -67,8 +70,21 @@ class NodeAgentProgram:
             pool = RemotePool(replace(self._endpoint, token=self._read_token()))
             await pool.report_use(found.devices, found.uses, complete=found.complete)
         except GpuPoolError as error:
-            return (*found.problems, str(error))
-        return found.problems
+            return (*found.problems, str(error), *self._show(ready=False))
+        return (*found.problems, *self._show(ready=True))
+
+    def _show(self, *, ready: bool) -> tuple[str, ...]:
+        """Let the kubelet see whether reports are taken; return why it cannot, in sentences."""
+        if self._ready_file is None:
+            return ()
+        try:
+            if ready:
+                self._ready_file.write_bytes(b"")
+            else:
+                self._ready_file.unlink(missing_ok=True)
+        except OSError as error:
+            return (f"Whether its reports are taken cannot be shown: {error}.",)
+        return ()
 
     def _look(self) -> NodeLook:
         now = time.monotonic()
