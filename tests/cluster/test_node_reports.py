@@ -124,6 +124,11 @@ async def test_an_agent_is_believed_of_its_node_and_a_lie_is_refused_and_written
         ({"devices": [GPU], "uses": [{**USE, "memory_mib": -1}]}, "is -1 MiB"),
         ({"devices": [GPU], "uses": [{**USE, "processes": 0}]}, "0 processes"),
         ({"devices": [GPU], "uses": [{**USE, "device": "x"}]}, "was not looked at"),
+        ({"devices": [GPU], "uses": [{**USE, "memory_mib": 1e30}]}, "memory_mib"),
+        ({"devices": [GPU], "uses": [{**USE, "memory_mib": float("nan")}]}, "memory_mib"),
+        ({"devices": [GPU], "uses": [{**USE, "utilisation": float("nan")}]}, "utilisation"),
+        ({"devices": [GPU], "uses": [{**USE, "utilisation": float("inf")}]}, "utilisation"),
+        ({"devices": [GPU], "uses": [USE, USE]}, "is told twice"),
         ([], "is not valid"),
     ],
 )
@@ -131,6 +136,35 @@ async def test_nonsense_is_refused_in_words(agents: Agents, body: object, said: 
     status, problem = await agents.say("of-n1", body)
     assert (status, problem["code"]) == (400, "bad-request")
     assert said in problem["message"]
+
+
+async def test_neither_a_time_nor_a_node_that_an_agent_names_means_anything(
+    agents: Agents, fake: FakeKubernetes
+) -> None:
+    async with connect(agents.service.url) as pool:
+
+        async def has_devices() -> bool:
+            return bool((await pool.status()).devices)
+
+        await eventually(has_devices)
+        lease = await held(pool)
+        await pool.launch(lease.id, command())
+        fake.run(f"gpu-pool-{lease.id}-1")
+        await running(pool, lease.id)
+        uid = fake.get("pods", f"gpu-pool-{lease.id}-1")["metadata"]["uid"]
+        said = {**report((uid, 30_000)), "node": "n1", "at": 9e9, "time": "2999-01-01T00:00:00Z"}
+        assert (await agents.say("of-n2", said))[0] == 403
+        assert (await pool.activity(lease.id)).memory_mib is None
+        assert (await agents.say("of-n1", {**said, **report((uid, 412))}))[0] == 200
+        assert (await pool.activity(lease.id)).memory_mib == 412
+        assert (await pool.get_lease(lease.id)).notice == ""
+
+
+async def test_an_agent_is_heard_120_times_a_minute(agents: Agents) -> None:
+    answers = [(await agents.say("of-n1", report()))[0] for _ in range(130)]
+    assert answers[:120] == [200] * 120
+    assert set(answers[120:]) <= {200, 429}, "a minute may have passed"
+    assert (await agents.say("of-n2", report()))[0] == 200, "another node's agent is heard all the same"
 
 
 async def test_an_agent_s_token_is_good_for_nothing_else(agents: Agents) -> None:
