@@ -127,6 +127,8 @@ class PodWatchdog:
         step, text, _ = self._escalations.judge(lease, excess, seen.at)
         if step is WatchdogStep.CLEAR:
             self._tell(lease.id, "")
+        elif step is WatchdogStep.END:
+            _log.warning("lease %s: %s: it is ended with its pod", lease.id, excess)
         elif step is not WatchdogStep.NOTHING:
             _log.info("lease %s: %s: %s", lease.id, step.value, excess)
         if step is WatchdogStep.INTERRUPT:

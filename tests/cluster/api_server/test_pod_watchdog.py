@@ -84,7 +84,12 @@ async def watched(
 ) -> AsyncIterator[Watched]:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}}
     container = {"name": "agent", "image": "example.org/agent:1", "command": ["sleep", "600"]}
-    spec = {"nodeName": NODE, "serviceAccountName": ACCOUNT, "containers": [container]}
+    spec = {
+        "nodeName": NODE,
+        "serviceAccountName": ACCOUNT,
+        "containers": [container],
+        "terminationGracePeriodSeconds": 0,
+    }
     agent = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "agent"}, "spec": spec}
     card.apply(account, agent, namespace=namespace)
     add_server(card, namespace, "ada")
@@ -107,6 +112,8 @@ c.PoolSettings.end_after = 5
         monkeypatch.setenv("GPU_POOL_URL", service.url)
         async with connect(service.url) as pool:
             yield Watched(pool, service.url, token, card, namespace)
+    # Their processes end before the machine does that they are on.
+    await asyncio.to_thread(card.kubectl, "delete", "pods", "--all", "-n", namespace)
 
 
 async def test_a_cell_is_told_and_interrupted_and_a_kernel_that_frees_its_memory_goes_on(
