@@ -79,6 +79,16 @@ async def test_what_a_kernel_uses_is_what_the_agent_of_its_node_says(
     assert reports.taken.memory_in_use() == {}
 
 
+async def test_whether_a_mig_instance_works_can_never_be_said(
+    pool: GpuPool, fake: FakeKubernetes, reports: Reports
+) -> None:
+    lease, mig = await start(pool, fake), "MIG-11111111-2222-3333-4444-555555555555"
+    await reports.taken.report("n1", [mig], [use(fake, lease, device=mig)], complete=True)
+    assert reports.known(lease) == Activity(initialised=True, memory_mib=412, unmeasured=True)
+    await reports.say(use(fake, lease))  # another time the driver may say it
+    assert reports.known(lease) == Activity(initialised=True, memory_mib=412)
+
+
 async def test_it_is_told_by_the_pool(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease, agents = await start(pool, fake), pool.backend.agents
     assert agents is not None

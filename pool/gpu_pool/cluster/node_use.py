@@ -38,6 +38,8 @@ _WRITE_EVERY: Final = 10.0
 _MOST_DEVICES, _MOST_USES, _MOST_PROCESSES = 256, 1_024, 4_194_304
 #: The uid of a pod, and what a runtime calls a container.
 _ID: Final = re.compile(r"[0-9A-Za-z_.-]{0,128}", re.ASCII)
+#: How the driver names MIG instances.
+_MIG: Final = "MIG-"
 _DEVICE: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
 _AGENTS_LOG: Final = "See the log of the node agent."
 
@@ -235,7 +237,9 @@ class NodeUseReports:
             return Activity(working=False, memory_mib=0)
         busy = [use.utilisation for use in uses]
         working = True if any(busy) else None if None in busy else False
-        return Activity(initialised=True, working=working, memory_mib=_total(uses))
+        # The driver has no figures of processes for MIG instances: then what is submitted decides.
+        unmeasured = working is None and any(use.device.startswith(_MIG) for use in uses)
+        return Activity(True, working, memory_mib=_total(uses), unmeasured=unmeasured)
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """See ``Backend.memory_in_use``."""
