@@ -15,6 +15,7 @@ import pytest
 
 from support import installation
 from support.earlier import source_of
+from support.images import name_of
 from support.installation import Installation, installing
 from support.jupyter_env import eventually
 from support.kubelet import RealCluster
@@ -42,8 +43,15 @@ def installed(own_cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory
     if why := installation.missing():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("upgrade")
-    with installing(own_cluster, folder, by_helm=True, source=source_of(EARLIER, folder / "earlier")) as made:
-        yield made
+    source, own, kept = source_of(EARLIER, folder / "earlier"), name_of("notebook"), "localhost/kept:1"
+    # The earlier images have the names of those with which the cluster began.
+    own_cluster.ctr("images", "tag", own, kept)
+    try:
+        with installing(own_cluster, folder, by_helm=True, source=source) as made:
+            yield made
+    finally:
+        own_cluster.ctr("images", "tag", "--force", kept, own)
+        own_cluster.ctr("images", "rm", kept)
 
 
 def uids(installed: Installation) -> set[str]:
@@ -67,7 +75,9 @@ async def test_kernels_go_on_through_an_upgrade_restart_after_it_and_end_well(
 ) -> None:
     ada = await visit("ada")
     await ada.start_server("intro-ml")
-    async with ada.notebook(KERNEL) as runs, ada.notebook(KERNEL) as rests:
+    # Its name had two spaces then, so that those of all sizes are in order.
+    (kernel,) = (each for each in await ada.kernels() if " ".join(each.split()) == KERNEL)
+    async with ada.notebook(kernel) as runs, ada.notebook(kernel) as rests:
         for each in (runs, rests):
             assert await each.prints("x = 41") == ""
         cell = runs.run(UNTIL_TOLD)
@@ -89,7 +99,7 @@ async def test_kernels_go_on_through_an_upgrade_restart_after_it_and_end_well(
         async with ada.again(rests) as anew:
             assert await anew.prints("print('x' in globals())") == "False\n"
         assert await held(installed) == leases
-        async with ada.notebook(KERNEL) as third:
+        async with ada.notebook(kernel) as third:
             assert await third.prints("print(6 * 7)") == "42\n"
 
         await asyncio.to_thread(installed.upgrade_hub, TAG)
