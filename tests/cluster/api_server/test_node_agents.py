@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.cli.node_agents import check_agents
 from gpu_pool.devices.sampling import FIRST_NAMESPACE
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import NotAllowed, Pool, connect
@@ -150,6 +151,29 @@ async def test_the_cluster_accepts_the_chart_s_agents_and_gives_the_service_its_
     assert may.strip().endswith("yes")
     names = [f"{each['kind']}/{each['metadata']['name']}" for each in of_cluster]
     cluster.kubectl("delete", *names)
+
+
+async def test_the_doctor_counts_the_nodes_whose_agents_are_ready(
+    cluster: Cluster, node: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    (none,) = await check_agents([node])
+    assert "there are none" in none.text
+    made = pod("labelled", node, "default")
+    made["metadata"]["labels"] = {
+        "app.kubernetes.io/name": "gpu-pool",
+        "app.kubernetes.io/component": "node-agent",
+    }
+    cluster.apply(made, namespace=namespace)
+
+    async def is_ready() -> bool:
+        return (await check_agents([node]))[0].state == "ok"
+
+    await eventually(is_ready, 60)
+    count, missing = await check_agents([node, "elsewhere"])
+    assert count.text == "1 of 2 nodes with GPUs have an agent whose reports are taken"
+    assert missing.text == "elsewhere has no agent's pod"
+    cluster.kubectl("delete", "pod", "labelled", "-n", namespace, "--force", "--grace-period=0")
 
 
 # -- The program ---------------------------------------------------------------
