@@ -48,6 +48,11 @@ def looked(session: Session, event: on.Looked, now: float) -> Outcome:
     if found.act in (ExpiryAction.PARK, ExpiryAction.END):
         parking = idle.Parking(found, given_back=idling.gives_back)
         return replace(after, state=State.PARKING, parking=parking), (*tells, do.HoldWork(), do.CheckIdle())
+    if event.activity is None and idle.needs_device(
+        idling, event.lease, event.busy, event.last_activity, now
+    ):
+        # Its time has come while it was looked at, and what it does with its device was not seen.
+        return replace(after, idling=replace(idling, look_at=now)), tells
     idling, since = idle.told(idling, event, now)
     was = _idling(session)
     if after.state is not State.RUNNING:

@@ -84,3 +84,17 @@ def test_it_says_after_a_pause_already_that_it_gives_way(idle: float, says: bool
     if says:  # and what it is asked for then goes at once
         session = after(session, events.LeaseNews(), events.TimePassed(), now=idle)
         assert after(session, events.Looked(ASKED, False, 0.0, UNUSED), now=idle).state is State.PARKING
+
+
+@pytest.mark.parametrize("seen", [HELD, ASKED, replace(ASKED, asked_back=EndReason.REVOKED)])
+def test_one_whose_time_comes_while_it_is_looked_at_is_looked_at_again_at_once(seen: Lease) -> None:
+    """Whether its device works is not asked before: a look that takes long says nothing of it."""
+    session = after(running(), events.TimePassed(), now=4.9)
+    session, due = step(session, events.Looked(seen, False, 0.0, None), 5.3)
+    assert not [each for each in due if isinstance(each, effects.GiveWay | effects.StayBusy)]
+    assert session.idling is not None
+    assert session.idling.look_at == 5.3
+    session = after(session, events.TimePassed(), now=5.3)
+    session, due = step(session, events.Looked(seen, False, 0.0, UNUSED), 5.4)
+    goes = session.state is State.PARKING
+    assert goes or [each for each in due if isinstance(each, effects.GiveWay)] == [effects.GiveWay(0.0)]
