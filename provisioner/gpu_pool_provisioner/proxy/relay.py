@@ -34,12 +34,18 @@ _MOST_UNTOLD: Final = 20
 _BOTH_WAYS: Final = ("shell", "control", "stdin", "hb")
 #: Pieces of work that are kept until they are told; of more the oldest are left out.
 _MOST_PIECES: Final = 1_000
+#: Seconds by which two clocks may drift apart from one time that they are told to the next.
+_CLOCK_WAS_SET: Final = 1.0
 #: Seconds between two times that they are told.
 EVERY: Final = 60.0
 
 
 class BusyTimes:
-    """When a kernel worked, in pieces: Unix seconds of the begin, and the length in seconds."""
+    """When a kernel worked, in pieces: Unix seconds of the begin, and the length in seconds.
+
+    Where the clock of the wall is set before a piece is told, it is told by that clock as it is then, by
+    which the pool reads it.
+    """
 
     def __init__(
         self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
@@ -47,7 +53,8 @@ class BusyTimes:
         self._wall, self._clock = wall, clock
         #: When the piece began that is under way, by both clocks.
         self._begun: tuple[float, float] | None = None
-        self._spans: list[tuple[float, float]] = []
+        #: With each, by how much the clock of the wall was ahead of the other one then.
+        self._spans: list[tuple[float, float, float]] = []
         self._told_at = clock()
 
     def see(self, *, busy: bool) -> None:
@@ -57,7 +64,7 @@ class BusyTimes:
         elif not busy and self._begun is not None:
             began, by_clock = self._begun
             self._begun = None
-            self._spans.append((began, self._clock() - by_clock))
+            self._spans.append((began, self._clock() - by_clock, began - by_clock))
             del self._spans[:-_MOST_PIECES]
 
     def due(self, *, at_once: bool = False) -> tuple[tuple[float, float], ...]:
@@ -65,12 +72,19 @@ class BusyTimes:
         now = self._clock()
         if not self._spans or (now - self._told_at < EVERY and not at_once):
             return ()
-        told, self._spans, self._told_at = tuple(self._spans), [], now
+        ahead = self._wall() - now
+        # What is told twice keeps its begin, by which the pool knows it again, unless the clock was set.
+        told = tuple(
+            (began + (ahead - before if abs(ahead - before) > _CLOCK_WAS_SET else 0.0), seconds)
+            for began, seconds, before in self._spans
+        )
+        self._spans, self._told_at = [], now
         return told
 
     def untold(self, spans: Iterable[tuple[float, float]]) -> None:
         """Keep what was due and nobody has heard, until it is due again."""
-        self._spans = [*spans, *self._spans][-_MOST_PIECES:]
+        ahead = self._wall() - self._clock()
+        self._spans = [*((*span, ahead) for span in spans), *self._spans][-_MOST_PIECES:]
 
 
 class UnencryptedError(Exception):

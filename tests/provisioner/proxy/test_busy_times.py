@@ -40,7 +40,39 @@ def test_a_clock_that_is_set_makes_no_work_longer() -> None:
     wall, now = 90.0, 3.0
     times.see(busy=False)
     now += EVERY
-    assert times.due() == ((5_000.0, 3.0),)
+    ((_, seconds),) = times.due()
+    assert seconds == 3.0
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, -60.0, 60.0, 86_400.0])
+def test_a_clock_that_is_set_before_it_is_told_leaves_work_as_long_ago(jump: float) -> None:
+    wall, now = 5_000.0, 0.0
+    times = BusyTimes(wall=lambda: wall + now, clock=lambda: now)
+    times.see(busy=True)
+    now = 3.0
+    times.see(busy=False)
+    wall += jump
+    now += EVERY
+    told = times.due()
+    assert told == ((5_000.0 + jump, 3.0),)
+    times.untold(told)
+    wall += jump
+    now += EVERY
+    assert times.due() == ((5_000.0 + 2 * jump, 3.0),)
+
+
+def test_what_is_told_again_is_known_again() -> None:
+    wall = 5_000.0
+    now = 0.0
+    times = BusyTimes(wall=lambda: wall + 1.0001 * now, clock=lambda: now)
+    times.see(busy=True)
+    now = 3.0
+    times.see(busy=False)
+    now += EVERY
+    told = times.due()
+    times.untold(told)
+    now += EVERY
+    assert times.due() == told == ((5_000.0, 3.0),)
 
 
 def test_the_last_thousand_are_kept() -> None:
