@@ -292,7 +292,7 @@ class LeaseOperations(abc.ABC):
         cost=Cost.DECISION,
         decision="park {lease_id}",
     )
-    async def park(self, lease_id: str) -> Lease:
+    async def park(self, lease_id: str, *, yields: bool = False) -> Lease:
         """Lend the slices of a held lease to others, and keep the lease.
 
         One that waits in the queue to resume leaves the queue and is parked again.
@@ -301,11 +301,14 @@ class LeaseOperations(abc.ABC):
         ----------
         lease_id
             The lease's id.
+        yields
+            Only where its slices are still asked back, such as for somebody who waits. Where nobody does any
+            more, it stays held, and what was moved off its devices for that is moved back.
 
         Returns
         -------
         Lease
-            The lease, parked.
+            The lease, parked; or held, where it ``yields`` and nobody needs what it has.
 
         Raises
         ------
@@ -314,7 +317,7 @@ class LeaseOperations(abc.ABC):
             holder's way; or its process has ended, or is not ready yet; or somebody else than the process
             that asked for the lease calls this, which cannot keep its process from working meanwhile.
         """
-        return await self._perform(LeaseOperations.park, lease_id)
+        return await self._perform(LeaseOperations.park, lease_id, yields=yields)
 
     @operation(Http("POST", f"{LEASE}/resume"), may=OWNERS, cost=Cost.DECISION, decision="resume {lease_id}")
     async def resume(self, lease_id: str) -> Lease:

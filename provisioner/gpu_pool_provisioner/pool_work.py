@@ -316,7 +316,9 @@ class PoolWork:
             parking = self._driver.session.parking
             if parking is not None and parking.is_wanted and not parking.step.is_parked:
                 return events.FoundAtWork(is_silent=False)
-            return events.Parked(self.see(await self.pool.park(self._lease_id)), is_moved)
+            lease = self.see(await self.pool.park(self._lease_id, yields=yields))
+            # Whoever waited may have gone meanwhile.
+            return events.Parked(lease, is_moved) if lease.state is LeaseState.PARKED else events.NotNeeded()
         except LeaseGone as error:
             return await self._taken(error)
         except NotAllowed as error:

@@ -36,6 +36,17 @@ async def test_a_parked_lease_gives_its_slice_away_and_returns_to_its_device(
     assert await held_milli(pool) == 1000
 
 
+async def test_one_that_yields_stays_held_unless_it_is_asked_back(pool: Pool) -> None:
+    first = await take(pool, "1", key())
+    held = await pool.park(first, yields=True)
+    assert (held.state, held.asked_back) == (LeaseState.HELD, None)
+    assert held.slices
+    waits = await take(pool, "1", key(), Holder("bob", yields=True))
+    assert (await pool.get_lease(waits)).state is LeaseState.WAITING
+    assert (await pool.park(first)).state is LeaseState.PARKED
+    assert (await pool.get_lease(waits)).state is LeaseState.HELD
+
+
 async def test_a_waiting_lease_cannot_be_parked(pool: Pool) -> None:
     await take(pool, "1", key())
     second = await take(pool, "1", key())

@@ -335,7 +335,7 @@ class GpuPool(Pool):
     def _keeps_state(self, lease: Lease) -> bool:
         return self.backend.suspension is not None and self.backend.suspension.keeps(lease)
 
-    async def park(self, lease_id: str) -> Lease:
+    async def park(self, lease_id: str, *, yields: bool = False) -> Lease:
         """See ``Pool.park``."""
         if self._in_pod(lease_id):
             raise NotAllowed(
@@ -343,19 +343,24 @@ class GpuPool(Pool):
             )
         with self._asked(lease=lease_id):
             lease = await self._own(lease_id, "be lent to others")
+            if yields and lease.state is LeaseState.HELD and lease.asked_back is None:
+                return lease
             suspension = self.backend.suspension
             if suspension is None or (await self._activity(lease)).initialised is False:
-                return await self._lent(lease_id)
+                return await self._lent(lease_id, yields=yields)
             await suspension.suspend(lease)
             try:
-                return await self._lent(lease_id)
+                lent = await self._lent(lease_id, yields=yields)
             except BaseException:
                 await suspension.restore(lease)
                 raise
+            if lent.state is LeaseState.HELD:  # whoever waited has gone meanwhile
+                await suspension.restore(lent)
+            return lent
 
-    async def _lent(self, lease_id: str) -> Lease:
-        """Lend a lease's slices to others, and return it parked."""
-        lease = await self.store.run(leases.lend, lease_id)
+    async def _lent(self, lease_id: str, *, yields: bool) -> Lease:
+        """Lend a lease's slices to others, and return it parked; held where nobody needs them any more."""
+        lease = await self.store.run(leases.lend, lease_id, yields=yields)
         self.core.follow_bursts(lease)
         return lease
 

@@ -157,8 +157,10 @@ def _checked_size(
     return row, request
 
 
-def lend(store: StoreContext, lease_id: str, *, queued: bool = False) -> Lease:
+def lend(store: StoreContext, lease_id: str, *, queued: bool = False, yields: bool = False) -> Lease:
     """Give a held lease's slices to the next; one that waits to resume leaves the queue.
+
+    One that ``yields`` keeps them where they are not asked back any more.
 
     Whatever else ends it still does, but for this: the time in which a kernel has to be
     ready does not run while its pod is ``queued`` in the cluster.
@@ -167,6 +169,9 @@ def lend(store: StoreContext, lease_id: str, *, queued: bool = False) -> Lease:
         row = store.leases.row(lease_id)
         if row["state"] == LeaseState.WAITING and not row["home"]:
             raise BadRequest("A lease that waits in the queue holds nothing to park.", "Release it instead.")
+        if yields and row["state"] == LeaseState.HELD and row["asked_back"] is None:
+            yielding.note_in_vain(store, row)
+            return store.leases.lease(lease_id)
         why_not = _NOT_PARKED.get(row["deadline_reason"])
         if row["state"] == LeaseState.HELD and why_not and not queued:
             raise NotAllowed(f"The slice cannot be lent to others: {why_not[0]}", why_not[1])

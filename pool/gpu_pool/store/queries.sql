@@ -378,6 +378,9 @@ WHERE asked_for = :number AND state = 'held';
 UPDATE lease SET asked_back = 'yielded', asked_for = :waiter, asked_at = :now
 WHERE number = :number AND asked_back IS NULL;
 
+-- name: set_parkings
+UPDATE lease SET parkings = :parkings WHERE number = :number;
+
 -- name: giving_way
 SELECT count(*) FROM lease WHERE asked_for = :number AND state = 'held';
 

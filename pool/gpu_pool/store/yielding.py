@@ -45,9 +45,21 @@ def _by_boot(store: StoreContext, unix: float) -> float:
 
 def parkings(store: StoreContext, row: Row) -> str:
     """Return when a lease was parked for others, as it is written, where it is parked now."""
+    return _parkings(store, row, one_more=row["asked_back"] == EndReason.YIELDED)
+
+
+def note_in_vain(store: StoreContext, row: Row) -> None:
+    """Note that a lease was about to be parked for somebody who has gone: it counts as if it had been.
+
+    Else whoever asks and withdraws again and again would have somebody's kernel put aside as often.
+    """
+    store.db.run("set_parkings", {"number": row["number"], "parkings": _parkings(store, row, one_more=True)})
+
+
+def _parkings(store: StoreContext, row: Row, *, one_more: bool) -> str:
     now = store.clock.uptime()
     kept = [at for at in json.loads(row["parkings"]) if now - _HOUR <= at <= now]
-    if row["asked_back"] == EndReason.YIELDED:
+    if one_more:
         kept.append(now)
     return json.dumps(kept[-MOST_PARKINGS:])
 

@@ -292,6 +292,33 @@ def test_a_kernel_is_parked_so_often_in_an_hour_of_the_boots_clock(ours: School,
     assert ours.asked(one) == [one]
 
 
+def test_who_asks_and_withdraws_again_and_again_has_a_kernel_put_aside_so_often_in_an_hour(
+    ours: School,
+) -> None:
+    one, other = ours.ask(), ours.ask()
+    put_aside = 0
+    for _ in range(2 * yielding.MOST_PARKINGS):
+        ours.pass_time(1.0)
+        ours.idles(one, 61.0)
+        waiter = ours.ask()
+        if ours.asked(one) == [one]:
+            put_aside += 1
+            leases.end_lease(ours.store, waiter, EndReason.WITHDRAWN)
+            # It is moved off its GPU meanwhile, and back.
+            ours.store.db.run(
+                "set_deadline", {"number": one.partition("-")[0], "deadline": None, "reason": None}
+            )
+            assert leases.lend(ours.store, one, yields=True).state is LeaseState.HELD
+        else:
+            leases.end_lease(ours.store, waiter, EndReason.WITHDRAWN)
+    assert put_aside == yielding.MOST_PARKINGS
+    assert [ours.read(each).state for each in (one, other)] == [LeaseState.HELD] * 2
+    ours.pass_time(3_600.0)
+    ours.idles(one, 61.0)
+    ours.ask()
+    assert ours.asked(one) == [one]
+
+
 def test_who_never_answers_is_passed_over_and_kept_and_the_queue_goes_on(ours: School) -> None:
     deaf, other = ours.ask(), ours.ask()
     ours.idles(deaf, 200.0)

@@ -37,15 +37,15 @@ class StandsStill:
         #: Set once it does, and once it may go on.
         self.stands, self.goes_on = threading.Event(), threading.Event()
 
-    async def __call__(self, lease_id: str) -> Lease:
+    async def __call__(self, lease_id: str, **how: Any) -> Lease:
         if self.stands.is_set() or not self._when():
-            return await self._ask(lease_id)
+            return await self._ask(lease_id, **how)
         if self._after:
-            lease = await self._ask(lease_id)
+            lease = await self._ask(lease_id, **how)
             await self._pause()
             return lease
         await self._pause()
-        return await self._ask(lease_id)
+        return await self._ask(lease_id, **how)
 
     async def _pause(self) -> None:
         self.stands.set()
@@ -102,6 +102,9 @@ async def test_who_waits_gives_up_and_the_slice_is_its_owners(
         assert cell.outputs == ["42\n"]
     (lease,) = await jupyter_env.leases()
     assert (lease.id, lease.state, lease.asked_back) == (mine.id, LeaseState.HELD, None)
+    # It never was without it, unless it had gone when the one who waited did.
+    had_gone = verb == "park" and after
+    assert (lease.held_at == mine.held_at) is not had_gone
     await have_ended(jupyter_env, waits)
 
 
@@ -282,9 +285,9 @@ async def test_where_the_host_has_no_free_memory_the_kernel_keeps_its_slice_and_
     mine = await jupyter_env.only_lease()
     park = pool.park
 
-    async def refuse(lease_id: str) -> Lease:
+    async def refuse(lease_id: str, **how: Any) -> Lease:
         if lease_id != mine.id:
-            return await park(lease_id)
+            return await park(lease_id, **how)
         refused.set()
         raise NotAllowed("It holds 20480 MiB on its GPU, and 512 MiB of host memory are available to it.")
 
