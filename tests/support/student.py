@@ -89,7 +89,7 @@ class Student(Visitor):
 
     async def restart(self, page: Notebook) -> None:
         """Restart a notebook's kernel, as the button of its page does."""
-        answer = await self._server("POST", f"kernels/{page.kernel}/restart")
+        answer = await self._server("POST", f"kernels/{page.kernel}/restart", {})
         assert answer.code == 200, answer.body.decode()
 
     @asynccontextmanager
