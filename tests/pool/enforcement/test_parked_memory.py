@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     Device,
     EndReason,
+    Holder,
     Lease,
     LeaseGone,
     LeaseState,
@@ -85,6 +87,24 @@ async def test_a_slice_that_is_free_is_back_at_once(pool: Pool, driver: Driver, 
     await pool.park(lease.id)
     assert (await pool.resume(lease.id)).state is LeaseState.HELD
     assert driver.state(pid) == "running"
+
+
+async def test_it_is_moved_back_where_whoever_it_gave_way_to_goes_meanwhile(
+    pool: Pool, driver: Driver, pid: int
+) -> None:
+    lease = await held(pool, pid)
+    await pool.report_busy(lease.id, (), gives_way_since=time.time() - 3_600.0)
+    waits = await pool.request(WHOLE, Holder("bob", yields=True), uuid.uuid4().hex)
+    assert (await pool.get_lease(lease.id)).asked_back is EndReason.YIELDED
+    driver.scenario(f"hold lock {pid}")
+    going = asyncio.ensure_future(pool.park(lease.id, yields=True))
+    await until(lambda: "lock" in driver.calls(pid))
+    await pool.release(waits.id)
+    driver.scenario("")
+    assert (await going).state is LeaseState.HELD
+    assert driver.calls(pid) == ["lock", "checkpoint", "restore", "unlock"]
+    assert driver.state(pid) == "running"
+    assert (await pool.get_lease(lease.id)).held_at == lease.held_at
 
 
 async def test_a_driver_that_hangs_on_one_gpu_holds_up_nobody_on_another(
