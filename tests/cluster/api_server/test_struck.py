@@ -137,8 +137,13 @@ class Struck:
 
         await eventually(no_lease, within=120)
         await eventually(lambda: nothing_runs(self.cluster, self.namespace), within=120)
-        secrets = await asyncio.to_thread(self.cluster.get, "secrets", "-n", self.namespace)
-        assert secrets["items"] == []
+
+        async def no_secret() -> bool:
+            # The cluster removes it once it has noticed that the pod, its owner, has gone.
+            secrets = await asyncio.to_thread(self.cluster.get, "secrets", "-n", self.namespace)
+            return not secrets["items"]
+
+        await eventually(no_secret, within=120)
 
 
 @pytest.fixture
