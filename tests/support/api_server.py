@@ -79,13 +79,16 @@ class Account:
         return self.folder / "audit.log"
 
     def asked(self) -> Counter[tuple[str, str]]:
-        """Return how often it has asked what, as ``("create", "pods")``."""
+        """Return how often it has asked what, as ``("create", "pods")``.
+
+        A list of what the API server does not serve, such as an older version of a kind, is not counted.
+        """
         lines = map(json.loads, self.log.read_text().splitlines()) if self.log.exists() else ()
         # A watch is written down when it begins, and once more when it ends.
         return Counter(
             (each["verb"], each.get("objectRef", {}).get("resource", ""))
             for each in lines
-            if each["verb"] != "watch" or each["stage"] == "ResponseStarted"
+            if (each["verb"] != "watch" or each["stage"] == "ResponseStarted") and not _is_unserved(each)
         )
 
     def flags(self) -> list[str]:
@@ -99,6 +102,11 @@ class Account:
         """Return its line in a file of tokens."""
         groups = f"system:serviceaccounts,system:serviceaccounts:{self.name.partition(':')[0]}"
         return f'{self.token},{self.user},{self.user},"{groups}"\n'
+
+
+def _is_unserved(request: dict[str, Any]) -> bool:
+    """Whether a line of the log is of a list that is served nowhere."""
+    return request["verb"] == "list" and request.get("responseStatus", {}).get("code") == 404
 
 
 def missing_programs() -> list[str]:
