@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from gpu_pool_client._background import give_back
 from gpu_pool_client._errors import NotAllowed
+from gpu_pool_client._giving_back import giving_back
 from gpu_pool_client._leases import Activity, EndReason, Lease, Outlook, TakingEffect
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
@@ -368,7 +368,7 @@ class LeaseOperations(abc.ABC):
         """
         release = partial(self.release, lease_id, reason)
         name = (self.url, lease_id)
-        await give_back(name, f"GPU lease {lease_id}", release, again_after=self._again_after)
+        await giving_back.give_back(name, f"GPU lease {lease_id}", release, again_after=self._again_after)
 
     # -- Taking slices back -------------------------------------------------
 

@@ -27,7 +27,7 @@ from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.pod_troubles import denial, violation
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool_client import NotAllowed, PoolUnreachable
-from gpu_pool_client._background import Backoff
+from gpu_pool_client._backoff import Backoff
 
 #: Seconds in which a connection is made, and in which an answer has come.
 _CONNECT_WITHIN, _ANSWER_WITHIN = 10.0, 15.0

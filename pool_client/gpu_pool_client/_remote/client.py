@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 
 from pydantic import ValidationError
 
-from gpu_pool_client._background import WAITS, give_back, is_given_back, keep
 from gpu_pool_client._errors import GpuPoolError, NotAllowed, OverQuota, PoolUnreachable
+from gpu_pool_client._giving_back import WAITS, giving_back
 from gpu_pool_client._leases import EndReason, Holder, Lease, LeaseState
 from gpu_pool_client._operations import operation_of
 from gpu_pool_client._pods import KernelPod
@@ -96,9 +96,9 @@ class RemotePool(Pool):
         arguments = {"request": request, "holder": holder, "key": key}
         name, attempts = (self.url, "request", key), _Attempts()
         try:
-            if is_given_back(name):  # an earlier call did not hear of it, and has given up
+            if giving_back.is_pending(name):  # an earlier call did not hear of it, and has given up
                 attempts.may_be_heard = True
-                await keep(name)
+                await giving_back.keep(name)
             lease: Lease = await self._call(_REQUEST, arguments, attempts)
         except (asyncio.CancelledError, PoolUnreachable) as error:
             # It may have been granted, and nobody would know of it.
@@ -106,7 +106,7 @@ class RemotePool(Pool):
                 what = f"The request for a GPU slice of {request.size}"
                 waits = WAITS if isinstance(error, asyncio.CancelledError) else 0.0
                 withdraw = partial(self._withdraw_request, arguments, name)
-                await give_back(name, what, withdraw, waits, self._again_after)
+                await giving_back.give_back(name, what, withdraw, waits, self._again_after)
             raise
         else:
             return lease
@@ -186,7 +186,7 @@ class RemotePool(Pool):
             return  # there is none
         lease: Lease = self._read(_REQUEST, answer)
         is_in_use = lease.process is not None or lease_heartbeat().keeps(self._endpoint, lease.id)
-        if not is_in_use and is_given_back(name):
+        if not is_in_use and giving_back.is_pending(name):
             await self.release(lease.id, EndReason.WITHDRAWN)
 
     async def _poll(
