@@ -215,9 +215,9 @@ class SessionDriver:
         finally:
             self.post(events.RestartExpected(answers_within))
 
-    def somebody_looks(self) -> None:
+    def want_explanation(self) -> None:
         """Find out why the kernel waits, and for how long, also before a cell does."""
-        self.post(events.SomebodyLooked())
+        self.post(events.ExplanationWanted())
 
     async def keep(self, seconds: int) -> str:
         """Count the kernel as in use for so long; return what its user reads. Raises ``NotAllowed``."""

@@ -229,7 +229,7 @@ class PoolWork:
 
     # -- A slice that is held ----------------------------------------------------
 
-    async def look(self, relay: Relay) -> events.Event:
+    async def observe(self, relay: Relay) -> events.Event:
         """Look at the lease, and at its device where that decides anything; ``relay`` is the kernel's.
 
         The pool is told when the kernel worked. What it cannot hear of now is told later.
@@ -250,7 +250,7 @@ class PoolWork:
         except LeaseGone as error:
             return events.TermsOver(idling.taken(error.reason))
         # Cells may have begun and ended meanwhile.
-        return events.Looked(lease, *relay.seen, activity)
+        return events.Observed(lease, *relay.seen, activity)
 
     async def give_way(self, since: float, relay: Relay) -> events.Event:
         """Tell the pool since when the kernel gives way, and follow it until it works or is asked.

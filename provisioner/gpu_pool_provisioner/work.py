@@ -86,9 +86,9 @@ class KernelWork:
         match work:
             case effects.StartKernel():
                 return self._launched(work.lease)
-            case effects.Look():
+            case effects.Observe():
                 assert self.run is not None
-                return self._pool.look(self.run.relay)
+                return self._pool.observe(self.run.relay)
             case effects.GiveWay():
                 assert self.run is not None
                 return self._pool.give_way(work.since, self.run.relay)

@@ -145,13 +145,13 @@ async def test_who_waits_is_told_the_place_where_kueue_tells_it(
     fake.pages[PENDING.format(version)] = {
         "items": [{"metadata": {"ownerReferences": [{"uid": uid}]}, "positionInLocalQueue": 2}]
     }
-    await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).look()
+    await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).refresh()
     assert "number 3 of its course" in (await pool.pod(lease.id)).message
     assert (await pool.explain(lease.id)).position == 3
     admit(fake, lease)
     await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.STARTING)
     asked = fake.asked("GET", "pendingworkloads")
-    await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).look()
+    await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).refresh()
     assert fake.asked("GET", "pendingworkloads") == asked
 
 
@@ -159,7 +159,7 @@ async def test_a_cluster_that_does_not_tell_positions_tells_the_rest(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease, _ = await queued(pool)
-    await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).look()
+    await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).refresh()
     assert (await pool.pod(lease.id)).message == "It waits in the cluster's own queue."
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_pool.policy import placement
-from gpu_pool.policy.queue import Holding, Situation, Usage, Waiter, decide, order
+from gpu_pool.policy.queue import Holding, Situation, Usage, Waiter, decide, in_order_of_turn
 from gpu_pool.policy.queue_state import HoldingTime
 from gpu_pool_client import EndReason, LeaseState, Slice, SliceRequest
 from model.known import Known, Life
@@ -130,7 +130,7 @@ class Reference(Resizing):
             self._grant(known, parts)
             holdings.append(Holding(waiter.user, waiter.course, parts, since=self.wall))
         left = [waiter for waiter in now.queue if waiter.number in by_number]
-        after = order(replace(now, queue=left, holdings=holdings))
+        after = in_order_of_turn(replace(now, queue=left, holdings=holdings))
         self.queue = [by_number[waiter.number] for waiter in after]
         for known in self.queue:
             known.reserved = decision.reservations.get(known.number, ())

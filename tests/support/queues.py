@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from gpu_pool.policy import placement
-from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, decide, order
+from gpu_pool.policy.queue import (
+    Decision,
+    Holding,
+    Policy,
+    Situation,
+    Usage,
+    Waiter,
+    decide,
+    in_order_of_turn,
+)
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest, parse_request
 from gpu_pool_client._free import fits
@@ -59,7 +68,7 @@ def granted(decision: Decision) -> list[int]:
 def ordered(line: Sequence[Waiter], held: Sequence[Holding] = (), **given: object) -> list[int]:
     """Return the numbers of the queue in order of turn."""
     policy, usage = given.get("policy", Policy()), given.get("usage", Usage())
-    found = order(Situation(line, held, statuses(held), RULES, policy, usage, 100.0))  # type: ignore[arg-type]
+    found = in_order_of_turn(Situation(line, held, statuses(held), RULES, policy, usage, 100.0))  # type: ignore[arg-type]
     return [each.number for each in found]
 
 

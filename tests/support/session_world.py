@@ -203,7 +203,7 @@ class World:
         common = [
             lambda: events.StartRequested(self.chance.choice([None, None, 1.0])),
             lambda: events.LaunchPrepared(self.chance.choice([None, self.now + 1.0])),
-            events.SomebodyLooked,
+            events.ExplanationWanted,
             lambda: events.SizePending(TEN, self.chance.choice([None, 1.0])),
             lambda: events.SizeChanged(TEN),
             events.LeaseSeen,
@@ -288,7 +288,7 @@ class World:
                 ready = [lambda: events.Ready(self._lease())] if self.kernel_lives else []
                 why = ValueError("It ended.")
                 return [*launched, *ready, lambda: events.NotReady(why), lambda: events.NotStarted(why)]
-            case effects.Look():
+            case effects.Observe():
                 return [self._looked, self._looked, away]
             case effects.CheckIdle():
                 return [events.FoundIdle] * 3 + [lambda: events.FoundAtWork(self._maybe())]
@@ -339,7 +339,7 @@ class World:
         activity = Activity(initialised=initialised, working=self.chance.choice([None, False, True]))
         found = replace(self._lease(state), terms=terms, asked_back=asked)
         is_busy, last = self.chance.random() < 0.3, self.now - self.chance.choice([0.0, 200.0])
-        return events.Looked(found, is_busy, last, activity)
+        return events.Observed(found, is_busy, last, activity)
 
     def _of_the_kernel(self) -> events.Event:
         over = ExpiryStep(ExpiryAction.END, "It is over.", reason=EndReason.IDLE)

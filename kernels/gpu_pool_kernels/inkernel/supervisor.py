@@ -77,7 +77,7 @@ class Kernel:
         """Return what can be read once it has bound its ports."""
         return [self._channel] if self._channel is not None else []
 
-    def look(self, readable: "Any", ports: "Ports") -> None:
+    def read(self, readable: "Any", ports: "Ports") -> None:
         """Take note of whether it has bound its ports."""
         if self.is_bound or self.status is not None:
             return
@@ -171,8 +171,8 @@ class Supervisor:
             self._wait_for_ended()
             for connection, message in self._control.asked(readable) if self._control else ():
                 self._answer(connection, message)
-            self._look_at_templates(readable)
-            self._look_at_kernel(readable)
+            self._follow_templates(readable)
+            self._follow_kernel(readable)
             if self._is_over():
                 break
             readable = select.select(self._sockets(), [], [], self._wait())[0]
@@ -259,13 +259,13 @@ class Supervisor:
 
     # -- The kernel ----------------------------------------------------------
 
-    def _look_at_kernel(self, readable: "Sequence[Any]") -> None:
+    def _follow_kernel(self, readable: "Sequence[Any]") -> None:
         kernel = self._kernel
         if self._is_wanted:
             self._prepare_next()
         if kernel is not None and kernel.status is None:
             was_bound = kernel.is_bound
-            kernel.look(readable, self._ports)
+            kernel.read(readable, self._ports)
             if kernel.is_bound and not was_bound:
                 self._reply({"start": kernel.start, "cold": kernel.cold})
         elif self._is_wanted and self._fork is not None and self._has_ports():
@@ -338,9 +338,9 @@ class Supervisor:
 
     # -- Templates -----------------------------------------------------------
 
-    def _look_at_templates(self, readable: "Sequence[Any]") -> None:
+    def _follow_templates(self, readable: "Sequence[Any]") -> None:
         for each in filter(None, (self._warm, self._next)):
-            each.look(readable)
+            each.read(readable)
         if self._next is not None and not self._next.is_importing:
             self._take_next(self._next)
         if self._lacks_template() and self._is_pause():

@@ -137,7 +137,7 @@ class WarmStarts:
         found, self._fork = self._fork, None
         return found
 
-    def look(self, readable: "Any") -> None:
+    def read(self, readable: "Any") -> None:
         """Take note of what it has told."""
         while self._control in readable and not self.why:
             try:
@@ -188,5 +188,5 @@ class WarmStarts:
     def note_end(self) -> None:
         """Take note that its process has ended, and was waited for."""
         self._has_ended = True
-        self.look(self.sockets())  # what it has told before
+        self.read(self.sockets())  # what it has told before
         self.end("it has ended")

@@ -53,7 +53,7 @@ def check_checkpoint(session: CommandSession) -> Iterator[Check]:
         yield from _told(found, its_devices)
     if store is not None and any(_is_done(found) for found in alike):
         memory = Checkpoint(folder_beside(store), settings).host_memory()
-        yield _counted(memory.leases, memory.taken_mib, memory.budget_mib)
+        yield _check_budget(memory.leases, memory.taken_mib, memory.budget_mib)
 
 
 def _told(found: Sequence[Hindrance], devices: Sequence[Device]) -> Iterator[Check]:
@@ -69,7 +69,7 @@ def _is_done(found: Sequence[Hindrance]) -> bool:
     return not any(each.decisive for each in found)
 
 
-def _counted(kernels: int, taken_mib: int, budget_mib: int) -> Check:
+def _check_budget(kernels: int, taken_mib: int, budget_mib: int) -> Check:
     """Say how much of the host memory for parked kernels is taken, and note where little is left."""
     text = f"{taken_mib} of {budget_mib} MiB of host memory for parked kernels are taken (parked: {kernels})"
     if taken_mib < _MUCH * budget_mib:

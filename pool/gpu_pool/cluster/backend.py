@@ -64,7 +64,7 @@ _SEEN_FROM: Final = SeenFrom("kubernetes")
 #: Seconds between two looks at what has changed: many changes are looked at once.
 _REST: Final = 0.5
 #: Seconds after which it is looked whether anything was missed.
-_LOOK_EVERY: Final = 30.0
+_EVALUATES_EVERY: Final = 30.0
 #: What is told to whoever waits while nodes do not show the GPUs that they have.
 _AWAY: Final = (
     "A machine with GPUs cannot provide any at the moment, for instance because their driver is being "
@@ -106,7 +106,7 @@ class ClusterBackend(Backend):
         self._hopeless: dict[str, float] = {}
         self._checked: tuple[Device, ...] | None = None
         #: When it is looked next whether anything was missed (``time.monotonic()``).
-        self._look_at = 0.0
+        self._evaluate_at = 0.0
         self.agents = self._use = NodeUseReports(api, self.view, kubernetes, log)
         #: What the watchdog says to the users of leases, until it is written down.
         self._notices: dict[str, str] = {}
@@ -150,7 +150,7 @@ class ClusterBackend(Backend):
     async def _start(self) -> None:
         await self.view.start()
         if self._kubernetes.kueue:
-            await self._look_at_kueue()
+            await self._check_kueue()
         if self._claims is not None:
             await self._claims.start()
         self.log.info("The cluster shares its GPUs by %s", self.view.choice)
@@ -161,9 +161,9 @@ class ClusterBackend(Backend):
                 count,
                 namespace,
             )
-        self._look_at = time.monotonic() + _LOOK_EVERY
+        self._evaluate_at = time.monotonic() + _EVALUATES_EVERY
 
-    async def _look_at_kueue(self) -> None:
+    async def _check_kueue(self) -> None:
         """Refuse, with ``BadRequest``, to begin where Kueue's objects cannot be read: all would just wait."""
         try:
             version = kueue.version_of(await served_of_kueue(self.api))
@@ -261,13 +261,13 @@ class ClusterBackend(Backend):
         self._live = frozenset(lease.id for lease in every)
         self.kernels.settle(known, self._live)
         if self._claims is not None:
-            self._claims.look(every)
+            self._claims.reconcile(every)
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:
         """Return whose nodes are gone, who waits for what no node could give, and whom Kueue has let in."""
-        if time.monotonic() >= self._look_at or self.view.until_forgotten() == 0:
-            self._look_at = time.monotonic() + _LOOK_EVERY
-            self.kernels.look_at_all()
+        if time.monotonic() >= self._evaluate_at or self.view.until_forgotten() == 0:
+            self._evaluate_at = time.monotonic() + _EVALUATES_EVERY
+            self.kernels.evaluate_all()
             self.view.forget_what_is_shown()
         every = await living()
         await self._write_use(every)

@@ -135,7 +135,7 @@ class DeviceClaims:
 
     # -- For all of them -----------------------------------------------------------
 
-    def look(self, leases: Sequence[Lease]) -> None:
+    def reconcile(self, leases: Sequence[Lease]) -> None:
         """Do what there is to do about all devices, for the leases that live."""
         shared = self._view.shared
         if shared is None:

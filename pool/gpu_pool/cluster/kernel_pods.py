@@ -319,9 +319,9 @@ class KernelPods:
                     self._ended.add(pod["metadata"]["uid"])  # most likely by the service that was here before
                 else:
                     self._note_failure(None, pod)  # it may have failed while no service was there
-        self.look_at_all()
+        self.evaluate_all()
 
-    def look_at_all(self) -> None:
+    def evaluate_all(self) -> None:
         """Evaluate all pods anew, in case something was missed."""
         for lease_id in self._view.own.leases():
             for pod in self._view.own.of(lease_id):

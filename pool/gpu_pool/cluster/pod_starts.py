@@ -71,12 +71,12 @@ class PodStarts:
         """Look for as long as the service runs."""
         while True:
             try:
-                await self.look()
+                await self.evaluate()
             except Exception:  # noqa: BLE001 - one odd event must not keep the others from being read
                 self._log.exception("The pods that are starting could not be looked at")
             await asyncio.sleep(_EVERY)
 
-    async def look(self) -> None:
+    async def evaluate(self) -> None:
         """Tell what troubles pods and which of them wait for too long; make again what was refused."""
         now, starts = time.monotonic(), self._kernels.starts()
         self._waits = {each: self._waits.get(each) or _Wait(now) for each in starts}
@@ -151,17 +151,17 @@ class KueuePositions:
     async def run(self) -> None:
         """Look for as long as the service runs."""
         while True:
-            await self.look()
+            await self.refresh()
             await asyncio.sleep(_POSITIONS_EVERY)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Tell everybody who waits where that is, as far as the cluster says it."""
         found: dict[str, int] = {}
         for namespace, queue in sorted(self._kernels.queues()):
-            found.update(await self._look_into(namespace, queue))
+            found.update(await self._read_queue(namespace, queue))
         self._kernels.set_positions(found)
 
-    async def _look_into(self, namespace: str, queue: str) -> dict[str, int]:
+    async def _read_queue(self, namespace: str, queue: str) -> dict[str, int]:
         try:
             answer = await self._ask(namespace, queue)
         except ApiAway:

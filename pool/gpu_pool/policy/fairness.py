@@ -122,18 +122,18 @@ class FairShares:
         if course not in self._courses:
             used, held = self._usage.courses.get(course, 0.0), self._of_courses.get(course, ())
             half_life = self._policy.course_half_life
-            self._courses[course] = _counted(held, self._now, half_life, self._course_ahead, used)
+            self._courses[course] = _with_held(held, self._now, half_life, self._course_ahead, used)
         return self._courses[course]
 
     def _user_holds(self, key: tuple[str, str]) -> float:
         """Return what a user of a course holds, as it counts beside what was used."""
         if key not in self._users:
             half_life, held = self._policy.user_half_life, self._of_users.get(key, ())
-            self._users[key] = _counted(held, self._now, half_life, self._user_ahead, 0.0)
+            self._users[key] = _with_held(held, self._now, half_life, self._user_ahead, 0.0)
         return self._users[key]
 
 
-def _counted(holdings: Iterable[Holding], now: float, half_life: float, ahead: float, used: float) -> float:
+def _with_held(holdings: Iterable[Holding], now: float, half_life: float, ahead: float, used: float) -> float:
     """Add to ``used`` what is held: its :func:`faded_use` until now, and ``ahead`` seconds more."""
     memory = half_life / math.log(2)
     for holding in holdings:

@@ -32,7 +32,7 @@ __all__ = [
     "decide",
     "faded_use",
     "grant",
-    "order",
+    "in_order_of_turn",
 ]
 
 #: A course that would get more than its part of the pool waits this many times as long
@@ -66,7 +66,7 @@ def grant(now: Situation) -> Decision:
     return Decision(tuple(decision.grants), decision.reservations)
 
 
-def order(now: Situation) -> list[Waiter]:
+def in_order_of_turn(now: Situation) -> list[Waiter]:
     """Return the queue in order of turn: as if there were a slice for each when its turn comes."""
     shares = FairShares(now)
     ordered = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool.policy import placement
-from gpu_pool.policy.queue import order
+from gpu_pool.policy.queue import in_order_of_turn
 from gpu_pool.policy.queue_state import Rules, Situation, Waiter
 from gpu_pool_client import DeviceStatus, Slice, SliceRequest
 from gpu_pool_client._free import fits
@@ -123,7 +123,7 @@ def ask_back(
         return {}
     coming = _Coming(now, reservations, [kernel for kernel in held if kernel.asked], idle)
     found: dict[int, tuple[int, ...]] = {}
-    for waiter in order(now):
+    for waiter in in_order_of_turn(now):
         since = yielded_to.get(waiter.number)
         asked = None if since is None else coming.serve(waiter, since)
         if asked:

@@ -126,7 +126,7 @@ class GpuPool(Pool):
                     self.core.follow_bursts(lease)
                     if backend.queue is not None and lease.state is LeaseState.HELD:
                         await backend.queue.submit(lease)
-                        lease = await self._counted(lease)
+                        lease = await self._parked_in_queue(lease)
                     return await self._bound(lease)
                 except (asyncio.CancelledError, PoolUnreachable):
                     # The decision may still be made, or has been, and nobody would know of it.
@@ -143,8 +143,8 @@ class GpuPool(Pool):
         asks = caller or Caller(holder.user, True, "", Process.current())
         return self.store.for_caller(replace(asks, groups=groups))
 
-    async def _counted(self, lease: Lease) -> Lease:
-        """Count nothing for a lease that waits in somebody else's queue; return it."""
+    async def _parked_in_queue(self, lease: Lease) -> Lease:
+        """Park a lease that waits in somebody else's queue: nothing is counted for it there. Return it."""
         queue = self.backend.queue
         if queue is None or queue.place(lease.id) is None:
             return lease
@@ -412,7 +412,7 @@ class GpuPool(Pool):
             if lease.state is not LeaseState.HELD:
                 raise BadRequest(f"The lease is {lease.state.value}.", "Start the kernel once it is held.")
             found = await host.launch(lease, kernel, self._caller)
-            await self._counted(lease)
+            await self._parked_in_queue(lease)
         return found
 
     async def _host(self, lease_id: str, kernel: KernelCommand | None = None) -> KernelHost:

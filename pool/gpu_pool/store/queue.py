@@ -209,7 +209,7 @@ class StoredQueue:
         now = self._situation([*waiters, self._waiter({**row, "number": number})])
         if any(waiter.number == number for waiter, _ in queue.decide(now).grants):
             return None
-        places = [waiter.number for waiter in queue.order(now)]
+        places = [waiter.number for waiter in queue.in_order_of_turn(now)]
         told = Outlook(places.index(number) + 1, forecasting.explain(number, now, self._devices.drained()))
         history = [] if len(waiters) > _FORESEEABLE else self._holding_times()
         return QueueForecast(told, number, replace(now, history=history) if history else None)
@@ -228,7 +228,7 @@ class StoredQueue:
         after = replace(now, queue=left, holdings=[*now.holdings, *granted])
         # The turns are those that there are, or whoever follows somebody that left would get another.
         turns = sorted(row["turn"] for row in rows.values())
-        for turn, waiter in zip(turns, queue.order(after), strict=True):
+        for turn, waiter in zip(turns, queue.in_order_of_turn(after), strict=True):
             row, reserved = rows[waiter.number], ",".join(decision.reservations.get(waiter.number, ()))
             if (row["turn"], row["reserved"]) != (turn, reserved):
                 self._db.run("set_turn", {"number": waiter.number, "turn": turn, "reserved": reserved})

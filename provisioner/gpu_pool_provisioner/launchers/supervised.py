@@ -81,13 +81,13 @@ class SupervisorConnection:
             writer.close()
             raise
         try:
-            await made._look()
+            await made._refresh()
         except BaseException:
             made.close()
             raise
         return made
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         state = await self._ask({"verb": "state"})
         self._note_start(int(state["start"]))
         if state["status"] is not None:

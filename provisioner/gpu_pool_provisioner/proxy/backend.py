@@ -100,7 +100,7 @@ class BackendConnection:
         return [self.connection[name] for name in port_names]
 
     @property
-    def _is_looked_at(self) -> bool:
+    def _is_checked(self) -> bool:
         """Whether others may listen in the kernel's place, and the system tells."""
         return peers.KNOWN and self.connection["transport"] == "tcp"
 
@@ -117,7 +117,7 @@ class BackendConnection:
 
         Does not return while a kernel that speaks TCP does not listen yet.
         """
-        if not self._is_looked_at:
+        if not self._is_checked:
             return Relay(self.connection, session, front)
         known = {os.getuid(), _uid_of(pid)}
         found = await self._until_it_listens(known)
@@ -131,7 +131,7 @@ class BackendConnection:
 
     def is_stolen(self, pid: int) -> bool:
         """Whether another user listens where the kernel with this pid was to listen."""
-        if not self._is_looked_at:
+        if not self._is_checked:
             return False
         found = peers.listeners(self.connection["ip"], self._ports)
         return not _only(found, {os.getuid(), _uid_of(pid)})

@@ -91,11 +91,11 @@ class Channel:
         for frame in frames[:-1]:
             self._socket.send(frame, _MORE, False)
         self._socket.send(frames[-1], _NOW, False)
-        self._look_again()
+        self._poll_again()
 
     async def read(self) -> None:
         """Return once all that has arrived was passed on."""
-        while self._look_again():  # noqa: ASYNC110 - nobody tells
+        while self._poll_again():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Channel:
 
     def _listen(self) -> None:
         self._loop.add_reader(self._socket.fileno(), self._receive)
-        self._look_again()
+        self._poll_again()
 
     def _receive(self) -> None:
         self._due = False
@@ -124,13 +124,13 @@ class Channel:
         except zmq.Again:
             pass  # that was all
         finally:
-            self._look_again()
+            self._poll_again()
 
     def _deliver(self, frames: list[zmq.Frame]) -> None:
         """Do with a message what is to be done; a front looks first who sends it."""
         self.on_message(frames)
 
-    def _look_again(self) -> bool:
+    def _poll_again(self) -> bool:
         """Do not rely on the file descriptor alone: using a socket takes its signal back.
 
         Returns whether something is to be read.

@@ -186,7 +186,7 @@ class KernelOffersHandler(PoolHandler):
     async def get(self) -> None:
         """Return the Offer of each kernel that gets a slice."""
         slices = await self.pages.slices()
-        self.finish(_NO_OFFERS if slices is None else json.dumps(await slices.offers.look()))
+        self.finish(_NO_OFFERS if slices is None else json.dumps(await slices.offers.answer()))
 
 
 class MemoryHandler(PoolHandler):

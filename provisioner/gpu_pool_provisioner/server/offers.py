@@ -79,7 +79,7 @@ class Offers:
         self._sizes: dict[tuple[str, str | None], tuple[float, list[str]]] = {}
         self._looking_up: asyncio.Task[None] | None = None
 
-    async def look(self) -> dict[str, Any]:
+    async def answer(self) -> dict[str, Any]:
         """Return the answer for the launcher; asked for at once by many, or lately, it is asked for once."""
         if self._asking is None and (not self._answer or time.monotonic() > self._asked_at + _FRESH):
             self._asking = asyncio.create_task(self._ask())
@@ -185,7 +185,7 @@ async def _within(asking: Any) -> Any:
 async def _of_pool(url: str, kernels: Mapping[str, OfferedKernel]) -> tuple[dict[str, Any], str]:
     """Return the Offer of each kernel, and why nothing is known of what is free, if nothing is."""
     try:
-        status, forecasts = await in_background(_within(_look_at(url, kernels)))
+        status, forecasts = await in_background(_within(_ask_pool(url, kernels)))
     except GpuPoolError as error:
         unknown = Forecast(None, str(error))
         return {name: _offer(each, None, unknown) for name, each in kernels.items()}, str(error)
@@ -194,7 +194,7 @@ async def _of_pool(url: str, kernels: Mapping[str, OfferedKernel]) -> tuple[dict
     }, status.note
 
 
-async def _look_at(
+async def _ask_pool(
     url: str, kernels: Mapping[str, OfferedKernel]
 ) -> tuple[PoolStatus, Mapping[Question, Forecast]]:
     pool = shared_pool(url)

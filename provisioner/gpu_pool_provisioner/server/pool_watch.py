@@ -58,10 +58,10 @@ class PoolWatch:
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
-            await self.look()
+            await self.refresh()
             await asyncio.sleep(min(_LOOK_EVERY, self._memory_every) + _EACH * len(self.drivers))
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Look once at the pool, and at the memory of the kernels where that is due."""
         drivers = dict(self.drivers)
         try:

@@ -104,9 +104,9 @@ class Slices:
 
     def _watch(self) -> None:
         if self._watching is None:
-            self._watching = asyncio.create_task(self._keep_looking())
+            self._watching = asyncio.create_task(self._keep_watching())
 
-    async def _keep_looking(self) -> None:
+    async def _keep_watching(self) -> None:
         try:
             while self._listeners or time.monotonic() < self._needed_until:
                 await self._tell_changes()
@@ -140,8 +140,8 @@ class Slices:
             driver = provisioner.driver
             if driver is None:
                 continue
-            if not driver.session.is_looked_at:
-                background_loop().call_soon_threadsafe(driver.somebody_looks)
+            if not driver.session.is_explained:
+                background_loop().call_soon_threadsafe(driver.want_explanation)
             state = driver.state
             by_pool.setdefault(provisioner.url, {})[kernel_id] = provisioner
             name = self._name(kernel_id, provisioner, model.size_of(state))

@@ -118,8 +118,8 @@ def granted(session: Session, event: on.Granted, now: float) -> Outcome:
 
 def launch_prepared(session: Session, event: on.LaunchPrepared, now: float) -> Outcome:
     """Answer for the kernel from now on; where nobody watches it, whoever starts it reads why it waits."""
-    is_looked_at = session.is_looked_at or event.gives_up_at is not None
-    prepared = replace(session, is_prepared=True, gives_up_at=event.gives_up_at, is_looked_at=is_looked_at)
+    is_explained = session.is_explained or event.gives_up_at is not None
+    prepared = replace(session, is_prepared=True, gives_up_at=event.gives_up_at, is_explained=is_explained)
     explained, effects = explains(prepared, now)
     return explained, (do.Answer(), *effects)
 
@@ -211,7 +211,7 @@ def positioned(session: Session, event: on.Positioned, now: float) -> Outcome:
     if event.error is None:
         return explains(replace(session, wait=replace(wait, position=event.position)), now)
     unknown = replace(session, wait=replace(wait, outlook=None))
-    told = (_shows(session, texts.unreachable(session.size, event.error)),) if session.is_looked_at else ()
+    told = (_shows(session, texts.unreachable(session.size, event.error)),) if session.is_explained else ()
     return unknown, told
 
 
@@ -240,8 +240,8 @@ def explained(session: Session, event: on.Explained, now: float) -> Outcome:
     return replace(session, wait=wait), (_shows(session, text),)
 
 
-def somebody_looked(session: Session, event: on.Event, now: float) -> Outcome:
-    return explains(replace(session, is_looked_at=True), now)
+def explanation_wanted(session: Session, event: on.Event, now: float) -> Outcome:
+    return explains(replace(session, is_explained=True), now)
 
 
 def ask_last_time(session: Session) -> Outcome:

@@ -34,8 +34,8 @@ def _with_slice(session: Session, idling: idle.Idling) -> Session:
     return replace(session, state=state, idling=idling, parking=None)
 
 
-def looked(session: Session, event: on.Looked, now: float) -> Outcome:
-    idling, found, told = idle.looked(_idling(session), event, now)
+def observed(session: Session, event: on.Observed, now: float) -> Outcome:
+    idling, found, told = idle.after_observation(_idling(session), event, now)
     after = _with_slice(session, idling)
     tells: list[do.Effect] = [do.Tell(text) for text in told]
     if idling.burst != _idling(session).burst:
@@ -52,7 +52,7 @@ def looked(session: Session, event: on.Looked, now: float) -> Outcome:
         idling, event.lease, event.busy, event.last_activity, now
     ):
         # Its time has come while it was looked at, and what it does with its device was not seen.
-        return replace(after, idling=replace(idling, look_at=now)), tells
+        return replace(after, idling=replace(idling, observe_at=now)), tells
     idling, since = idle.told(idling, event, now)
     was = _idling(session)
     if after.state is not State.RUNNING:
@@ -71,11 +71,11 @@ def worked(session: Session, event: on.Worked, now: float) -> Outcome:
 
 
 def asked_to_give_way(session: Session, event: on.LeaseNews, now: float) -> Outcome:
-    return replace(session, idling=replace(_idling(session), look_at=now, is_followed=False)), ()
+    return replace(session, idling=replace(_idling(session), observe_at=now, is_followed=False)), ()
 
 
-def not_looked(session: Session, event: on.PoolAway, now: float) -> Outcome:
-    idling = idle.not_looked(_idling(session), now)
+def not_observed(session: Session, event: on.PoolAway, now: float) -> Outcome:
+    idling = idle.without_observation(_idling(session), now)
     if isinstance(event.work, do.GiveWay):
         idling = replace(idling, is_followed=False)
     return replace(session, idling=idling), ()
@@ -101,7 +101,7 @@ def resize(session: Session, event: on.ResizeRequested, now: float) -> Outcome:
 
 
 def resized(session: Session, event: on.Resized, now: float) -> Outcome:
-    idling = replace(_idling(session), look_at=now if idle.is_looked_at(_idling(session)) else None)
+    idling = replace(_idling(session), observe_at=now if idle.needs_observation(_idling(session)) else None)
     told = replace(session, changes=session.changes + 1, change=event.change)
     return _with_slice(told, idling), (do.PassOn(),)
 
@@ -126,7 +126,7 @@ def found_at_work(session: Session, event: on.FoundAtWork, now: float) -> Outcom
 
 def not_needed(session: Session, event: on.NotNeeded, now: float) -> Outcome:
     """Keep the slice, and be ready to give it to the next who waits."""
-    return _with_slice(session, replace(_idling(session), look_at=now)), (do.PassOn(),)
+    return _with_slice(session, replace(_idling(session), observe_at=now)), (do.PassOn(),)
 
 
 def not_parked(session: Session, event: on.NotParked, now: float) -> Outcome:
@@ -158,7 +158,7 @@ def parked(session: Session, event: on.Parked, now: float) -> Outcome:
 def _resuming(session: Session, parking: idle.Parking) -> Outcome:
     wanted = replace(parking, is_wanted=False)
     resuming = replace(asking.without_work(session), state=State.RESUMING, parking=wanted, has_waited=True)
-    return replace(resuming, is_looked_at=True), (do.Resume(),)
+    return replace(resuming, is_explained=True), (do.Resume(),)
 
 
 def queued_to_resume(session: Session, event: on.Queued, now: float) -> Outcome:

@@ -14,7 +14,7 @@ from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session import texts
-from gpu_pool_provisioner.session.session import LOOKED_AT, MARGIN, Outcome, Session, SliceEnd, State
+from gpu_pool_provisioner.session.session import MARGIN, OBSERVED_IN, Outcome, Session, SliceEnd, State
 
 #: Seconds in which the end of a kernel's process is noticed.
 _NOTICED_WITHIN: Final = 1.0
@@ -61,7 +61,7 @@ def size_changed(session: Session, event: on.SizeChanged, now: float) -> Outcome
     if event.lease is not None and event.lease.id == session.lease_id:
         changed = replace(changed, lease=event.lease, seen_at=now)
         if session.idling is not None and event.lease.limit_mib:  # its burst is followed from now on
-            changed = replace(changed, idling=replace(session.idling, look_at=now))
+            changed = replace(changed, idling=replace(session.idling, observe_at=now))
     return changed, ()
 
 
@@ -209,7 +209,7 @@ def _settled(session: Session) -> Session:
 def work_without_slice(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:
     if session.untold:
         return replace(session, untold=""), (do.Refuse(session.untold),)
-    return asking.asks(replace(session, error=None, within=None, is_looked_at=True), now)
+    return asking.asks(replace(session, error=None, within=None, is_explained=True), now)
 
 
 def time_passed(session: Session, event: on.TimePassed, now: float) -> Outcome:
@@ -227,8 +227,8 @@ def time_passed(session: Session, event: on.TimePassed, now: float) -> Outcome:
     if _is_due(session.tells_at, now):
         return asking.tell_away(session, now)
     idling = session.idling
-    if session.state in LOOKED_AT and idling is not None and _is_due(idling.look_at, now):
-        return replace(session, idling=replace(idling, look_at=None)), (do.Look(),)
+    if session.state in OBSERVED_IN and idling is not None and _is_due(idling.observe_at, now):
+        return replace(session, idling=replace(idling, observe_at=None)), (do.Observe(),)
     return asking.explains(session, now)
 
 

@@ -220,8 +220,8 @@ class StartKernel(Work):
 
 
 @dataclass(frozen=True, slots=True)
-class Look(Work):
-    """Look at the lease and at the kernel. Comes to ``Looked``, ``PoolAway`` or ``TermsOver``."""
+class Observe(Work):
+    """Look at the lease and at the kernel. Comes to ``Observed``, ``PoolAway`` or ``TermsOver``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ class Gone(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked(Event):
+class Observed(Event):
     """The pool and the kernel were looked at, to see whether it keeps its slice."""
 
     #: With the end of its terms by the session's clock.
@@ -299,7 +299,7 @@ class Resized(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SomebodyLooked(Event):
+class ExplanationWanted(Event):
     """Somebody wants to know why the kernel waits, also before a cell does."""
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
 from gpu_pool_client._leases import gives_way_after, why_over
 from gpu_pool_provisioner.session import expiry_policy, texts
-from gpu_pool_provisioner.session.events import Looked
+from gpu_pool_provisioner.session.events import Observed
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 
 #: Seconds until the next look at a kernel whose slice is gone while it works.
@@ -35,7 +35,7 @@ class Idling:
     #: From when its idleness counts, at the least.
     idle_since: float
     #: When it is looked at next; None where nothing comes of it, or while that is done.
-    look_at: float | None
+    observe_at: float | None
     kept_until: float = 0.0
     postponed_until: float = 0.0
     #: Whether what it keeps on its device cannot be moved although it seemed so.
@@ -123,11 +123,11 @@ def begun(lease: Lease, now: float) -> tuple[Idling, list[str]]:
     first look, and nothing is printed below one that has.
     """
     terms, may_burst = lease.terms, bool(lease.limit_mib)
-    look_at = now if terms.has_limits or may_burst else _first_look(terms, now)
+    observe_at = now if terms.has_limits or may_burst else _first_observation(terms, now)
     step = expiry_policy.warning_at_start(terms, now)
     told = [text for text in (lease.message, step.message) if text]
     warned = frozenset({step.warns_of}) if step.warns_of else frozenset[str]()
-    idling = Idling(terms, now, look_at, warned=warned, notice=lease.message, may_burst=may_burst)
+    idling = Idling(terms, now, observe_at, warned=warned, notice=lease.message, may_burst=may_burst)
     # What was asked for before is not meant for what it has not begun to run.
     return replace(idling, interrupted_at=lease.interrupt_at), told
 
@@ -136,12 +136,12 @@ def _burst(lease: Lease) -> tuple[int, ...]:
     return tuple(part.burst_mib for part in lease.slices) if lease.limit_mib else ()
 
 
-def _first_look(terms: Terms, now: float) -> float | None:
+def _first_observation(terms: Terms, now: float) -> float | None:
     """Return when it is seen first whether a kernel gives way that nothing else happens to."""
     return None if terms.yield_after is None else now + gives_way_after(terms.yield_after)
 
 
-def is_looked_at(idling: Idling) -> bool:
+def needs_observation(idling: Idling) -> bool:
     """Whether anything comes of the terms, or of what its user has asked for."""
     terms = idling.terms
     return terms.has_limits or idling.may_burst or idling.gives_back or terms.yield_after is not None
@@ -185,27 +185,27 @@ def _as_asked(idling: Idling, lease: Lease) -> Idling:
     return replace(idling, yields=yields, asked_back=lease.asked_back is not None and not yields)
 
 
-def told(idling: Idling, look: Looked, now: float) -> tuple[Idling, float | None]:
-    """Return what the pool is to be told after a look: since when the kernel gives way, None for not now."""
-    seen = observed(idling, look.busy, look.last_activity, look.activity)
-    gives_way = look.lease.state is LeaseState.HELD and expiry_policy.gives_way(idling.terms, seen, now)
+def told(idling: Idling, event: Observed, now: float) -> tuple[Idling, float | None]:
+    """Return what the pool is to be told after an observation: since when its kernel gives way, else None."""
+    seen = observed(idling, event.busy, event.last_activity, event.activity)
+    gives_way = event.lease.state is LeaseState.HELD and expiry_policy.gives_way(idling.terms, seen, now)
     since = seen.idle_since if gives_way else None
     return replace(idling, gives_way_since=since, is_followed=gives_way), since
 
 
-def looked(idling: Idling, look: Looked, now: float) -> tuple[Idling, ExpiryStep, list[str]]:
-    """Return what is known after a look, what to do, and what its user is to be told."""
-    lease = look.lease
+def after_observation(idling: Idling, event: Observed, now: float) -> tuple[Idling, ExpiryStep, list[str]]:
+    """Return what is known after an observation, what to do, and what its user is to be told."""
+    lease = event.lease
     tells = [lease.message] if lease.message and lease.message != idling.notice else []
     idling = _as_asked(replace(idling, notice=lease.message), lease)
     if lease.state is not LeaseState.HELD:
-        step = _without_slice(idling, look, now)
+        step = _without_slice(idling, event, now)
         return _later(idling, step.again_in, now), step, tells
     idling = replace(idling, terms=lease.terms, may_burst=bool(lease.limit_mib), burst=_burst(lease))
     if lease.interrupt_at is not None:
         idling = replace(idling, interrupted_at=lease.interrupt_at)
     step = expiry_policy.step(
-        lease.terms, observed(idling, look.busy, look.last_activity, look.activity), now
+        lease.terms, observed(idling, event.busy, event.last_activity, event.activity), now
     )
     if step.message == expiry_policy.ASKED_BACK:
         if lease.asked_back is None and not idling.may_end:
@@ -220,19 +220,19 @@ def looked(idling: Idling, look: Looked, now: float) -> tuple[Idling, ExpiryStep
     return _later(idling, step.again_in, now), step, tells
 
 
-def _without_slice(idling: Idling, look: Looked, now: float) -> ExpiryStep:
+def _without_slice(idling: Idling, event: Observed, now: float) -> ExpiryStep:
     """Decide what to do where the lease of a kernel that may be working has been parked."""
-    lease = look.lease
+    lease = event.lease
     if now < idling.parks_until and lease.state is LeaseState.PARKED:
         return ExpiryStep(ExpiryAction.PARK, is_parked=True)  # as this side has asked for
     is_asked = lease.asked_back not in (None, EndReason.YIELDED)
-    if is_asked and look.activity is not None and look.activity.initialised:
+    if is_asked and event.activity is not None and event.activity.initialised:
         return ExpiryStep(ExpiryAction.END, f"{_USED_MEANWHILE} {lease.message}".rstrip())
     # Code that runs already cannot be held any more.
-    return ExpiryStep(ExpiryAction.NOTHING, again_in=_SOON) if look.busy else ExpiryStep(ExpiryAction.PARK)
+    return ExpiryStep(ExpiryAction.NOTHING, again_in=_SOON) if event.busy else ExpiryStep(ExpiryAction.PARK)
 
 
-def not_looked(idling: Idling, now: float) -> Idling:
+def without_observation(idling: Idling, now: float) -> Idling:
     """Return what is known where the pool did not answer."""
     return _later(idling, ExpiryStep(ExpiryAction.NOTHING).again_in, now)
 
@@ -240,12 +240,12 @@ def not_looked(idling: Idling, now: float) -> Idling:
 def _later(idling: Idling, seconds: float, now: float) -> Idling:
     if idling.terms.revocable or idling.may_burst or now < idling.parks_until:
         seconds = min(seconds, _REVOCABLE_EVERY)
-    return replace(idling, look_at=now + seconds)
+    return replace(idling, observe_at=now + seconds)
 
 
 def kept_for(idling: Idling, wanted: int, now: float) -> tuple[Idling, str]:
     """Count the kernel as in use for so many seconds at most; return what its user reads, too."""
-    idling = replace(idling, gives_back=False, look_at=now)
+    idling = replace(idling, gives_back=False, observe_at=now)
     if not idling.terms.can_be_kept:
         return idling, texts.NO_IDLE_LIMIT
     seconds, answer = expiry_policy.keep(idling.terms, wanted, now)
@@ -255,7 +255,7 @@ def kept_for(idling: Idling, wanted: int, now: float) -> tuple[Idling, str]:
 def given_back(idling: Idling, activity: Activity, now: float) -> tuple[Idling, str]:
     """Let the slice go as soon as the kernel is idle; return what its user reads, too."""
     may_end = not expiry_policy.keeps_variables(activity)
-    idling = replace(idling, gives_back=True, may_end=may_end, kept_until=0.0, look_at=now)
+    idling = replace(idling, gives_back=True, may_end=may_end, kept_until=0.0, observe_at=now)
     return idling, texts.GOES_ENDED if may_end else texts.GOES_PARKED
 
 
@@ -266,13 +266,13 @@ def not_parked(idling: Idling, now: float, *, is_refused: bool, is_unanswered: b
         postponed_until=now + _TRY_AGAIN,
         kept=idling.kept or is_refused,
         parks_until=now + _PARKS_WITHIN if is_unanswered else idling.parks_until,
-        look_at=now,
+        observe_at=now,
     )
 
 
 def found_at_work(idling: Idling, now: float) -> Idling:
     """Begin to count anew how long the kernel has been idle."""
-    return replace(idling, idle_since=now, look_at=now)
+    return replace(idling, idle_since=now, observe_at=now)
 
 
 def idle_state(

@@ -154,7 +154,7 @@ class Session:
     #: Whether the slice that it has, or asks for, was not there at once.
     has_waited: bool = False
     #: Whether somebody has looked at it, or run a cell: then it is explained why it waits.
-    is_looked_at: bool = False
+    is_explained: bool = False
     #: The size to which it changes at its next restart, and until when that is kept for it.
     pending: SliceRequest | None = None
     pending_until: float | None = None
@@ -216,15 +216,15 @@ class Session:
             due.append(self.retry.at)
         if self.state is State.QUEUED:
             due.append(self.gives_up_at)
-        if self.state in LOOKED_AT and self.idling is not None:
-            due.append(self.idling.look_at)
+        if self.state in OBSERVED_IN and self.idling is not None:
+            due.append(self.idling.observe_at)
         return min((each for each in due if each is not None), default=None)
 
     @property
     def explains_at(self) -> float | None:
         """When the pool is asked again why the lease waits; None where nobody looks, or nothing waits."""
         wait = self.wait
-        if wait is None or wait.is_asked or not self.is_looked_at:
+        if wait is None or wait.is_asked or not self.is_explained:
             return None
         position = wait.position or 0
         seldom = position > _FEW and position == wait.explained
@@ -243,6 +243,6 @@ class Session:
 
 
 #: Where it is seen how long the kernel keeps its slice.
-LOOKED_AT: Final = (State.RUNNING, State.ASKED_BACK)
+OBSERVED_IN: Final = (State.RUNNING, State.ASKED_BACK)
 
 Outcome = tuple[Session, Sequence[do.Effect]]

@@ -63,7 +63,7 @@ def _always(state: State) -> _Column:
         on.LeaseSeen: Rule(life.lease_seen, (state,)),
         on.SizeChanged: Rule(life.size_changed, (state,)),
         on.SizePending: Rule(life.size_pending, (state,)),
-        on.SomebodyLooked: Rule(asking.somebody_looked, (state,)),
+        on.ExplanationWanted: Rule(asking.explanation_wanted, (state,)),
     }
 
 
@@ -100,7 +100,7 @@ def _waiting(state: State) -> _Column:
         on.StopRequested: Rule(life.stop_waiting, (_S.DOWN, _S.RESTARTING)),
         on.StartRequested: Rule(life.start_meanwhile, (state,)),
         on.LaunchPrepared: Rule(asking.launch_prepared, (state,)),
-        on.WorkSubmitted: Rule(asking.somebody_looked, (state,)),
+        on.WorkSubmitted: Rule(asking.explanation_wanted, (state,)),
     }
 
 
@@ -115,7 +115,7 @@ def _followed(state: State) -> _Column:
 
 
 _KEEPS_SLICE: Final[_Column] = {
-    on.Looked: Rule(keeping.looked, (*_WITH_SLICE, _S.PARKING, _S.ENDING)),
+    on.Observed: Rule(keeping.observed, (*_WITH_SLICE, _S.PARKING, _S.ENDING)),
     on.GiveBackRequested: Rule(keeping.give_back, (_S.ASKED_BACK,)),
     on.ResizeRequested: Rule(keeping.resize, (_S.RESIZING,)),
 }
@@ -177,7 +177,7 @@ TABLE: Final[Mapping[State, _Column]] = {
     _S.RUNNING: {
         **_kernel(_S.RUNNING),
         **_KEEPS_SLICE,
-        on.PoolAway: Rule(keeping.not_looked, (_S.RUNNING,)),
+        on.PoolAway: Rule(keeping.not_observed, (_S.RUNNING,)),
         on.Worked: Rule(keeping.worked, (_S.RUNNING,)),
         on.LeaseNews: Rule(keeping.asked_to_give_way, (_S.RUNNING,)),
         on.KeepRequested: Rule(keeping.keep, (_S.RUNNING,)),
@@ -185,7 +185,7 @@ TABLE: Final[Mapping[State, _Column]] = {
     _S.ASKED_BACK: {
         **_kernel(_S.ASKED_BACK),
         **_KEEPS_SLICE,
-        on.PoolAway: Rule(keeping.not_looked, (_S.ASKED_BACK,)),
+        on.PoolAway: Rule(keeping.not_observed, (_S.ASKED_BACK,)),
         on.KeepRequested: Rule(keeping.keep, _WITH_SLICE),
     },
     _S.RESIZING: {
@@ -250,6 +250,6 @@ TABLE: Final[Mapping[State, _Column]] = {
         _S.ENDED,
         *(on.StartRequested, on.InterruptRequested, on.StopRequested, on.RestartBegan, on.RestartExpected),
         *(on.ManagerExpected, on.ManagerCame, on.CloseRequested, on.TimePassed, on.Failed, on.LaunchPrepared),
-        *(on.LeaseSeen, on.SizeChanged, on.SizePending, on.SomebodyLooked),
+        *(on.LeaseSeen, on.SizeChanged, on.SizePending, on.ExplanationWanted),
     ),
 }

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from gpu_pool.policy import placement
 from gpu_pool.policy.holding_times import FEWEST, HoldingTimes
-from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, decide, order
+from gpu_pool.policy.queue import (
+    Decision,
+    Holding,
+    Policy,
+    Situation,
+    Usage,
+    Waiter,
+    decide,
+    in_order_of_turn,
+)
 from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool_client import DeviceStatus, parse_request
 from support.pools import device
@@ -106,7 +115,7 @@ def test_decisions_are_those_of_a_slow_queue(now: Situation, ends: list[int]) ->
 
 @given(situations())
 def test_turns_are_those_of_a_slow_queue(now: Situation) -> None:
-    assert order(now) == order_slowly(now)
+    assert in_order_of_turn(now) == order_slowly(now)
 
 
 @given(st.lists(past, max_size=40), situations(), st.floats(0, 2e4), st.floats(0, 1))

@@ -31,7 +31,7 @@ def running(lease: Lease) -> Session:
 
 
 def shown(session: Session, lease: Lease, *, busy: bool) -> tuple[Session, list[effects.Effect]]:
-    after, due = step(session, events.Looked(lease, busy, 0.0), 2.0)
+    after, due = step(session, events.Observed(lease, busy, 0.0), 2.0)
     return after, [each for each in due if isinstance(each, effects.ShowBurst)]
 
 
@@ -52,4 +52,4 @@ def test_a_lease_with_a_limit_is_looked_at_every_two_seconds_and_another_only_fo
     assert session.wakes_at == 4.0
     without = running(HELD)
     assert without.idling is not None
-    assert without.idling.look_at is None
+    assert without.idling.observe_at is None

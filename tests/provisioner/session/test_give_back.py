@@ -26,8 +26,8 @@ def replied(session: Session, *happened: events.Event) -> tuple[Session, str]:
 def looked_at(session: Session, activity: Activity) -> tuple[Session, tuple[effects.Effect, ...]]:
     """Return the session after a look at a kernel that is idle."""
     session, due = step(session, events.TimePassed(), LATER)
-    assert due == (effects.Look(),), "nobody looks"
-    return step(session, events.Looked(HELD, False, 0.0, activity), LATER)
+    assert due == (effects.Observe(),), "nobody looks"
+    return step(session, events.Observed(HELD, False, 0.0, activity), LATER)
 
 
 def test_one_that_can_be_parked_is_parked() -> None:

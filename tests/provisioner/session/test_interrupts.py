@@ -25,7 +25,7 @@ def running(lease: Lease) -> Session:
 
 
 def looked(session: Session, lease: Lease) -> tuple[Session, list[effects.Effect]]:
-    after, due = step(session, events.Looked(lease, True, 0.0), 2.0)
+    after, due = step(session, events.Observed(lease, True, 0.0), 2.0)
     return after, [each for each in due if isinstance(each, (effects.Tell, effects.InterruptKernel))]
 
 

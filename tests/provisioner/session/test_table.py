@@ -38,7 +38,7 @@ EVENTS = {
     events.Failed: events.Failed(ValueError("ours")),
     events.RestartExpected: events.RestartExpected(1.0),
     events.ManagerExpected: events.ManagerExpected(1.0),
-    events.Looked: events.Looked(lease(LeaseState.HELD), False, 0.0),
+    events.Observed: events.Observed(lease(LeaseState.HELD), False, 0.0),
     events.FoundAtWork: events.FoundAtWork(is_silent=False),
     events.Parked: events.Parked(lease(LeaseState.PARKED), is_moved=False),
     events.Resumed: events.Resumed(lease(LeaseState.HELD)),

@@ -39,7 +39,7 @@ def test_what_is_to_be_read_at_once_is_told_before_the_first_cell_runs(held: Lea
     assert before == told
     # And once, not again by the first look.
     session = after(session, events.TimePassed())
-    _, due = step(session, events.Looked(held, True, 0.0, Activity()), 0.0)
+    _, due = step(session, events.Observed(held, True, 0.0, Activity()), 0.0)
     assert not [each for each in due if isinstance(each, effects.Tell)]
 
 
@@ -49,7 +49,7 @@ def test_why_the_one_before_ended_is_read_first() -> None:
 
 def test_it_is_told_before_the_cell_that_takes_a_parked_slice_again() -> None:
     idle = replace(LONG, terms=replace(LONG.terms, idle_limit=60.0))
-    look = events.Looked(idle, False, 0.0, Activity(initialised=False, working=False))
+    look = events.Observed(idle, False, 0.0, Activity(initialised=False, working=False))
     parked = events.Parked(replace(idle, state=LeaseState.PARKED), is_moved=False)
     session = after(ready(idle)[0], events.TimePassed(), look, events.FoundIdle(), parked, now=100.0)
     session = after(session, events.WorkSubmitted(), now=7150.0)

@@ -26,7 +26,11 @@ def running() -> Session:
 def looked_at(session: Session, seen: Lease, now: float = LATER) -> Session:
     """Return the session after a look at a kernel that has been idle from its start."""
     return after(
-        session, events.TimePassed(), events.LeaseSeen(seen), events.Looked(seen, False, 0.0, UNUSED), now=now
+        session,
+        events.TimePassed(),
+        events.LeaseSeen(seen),
+        events.Observed(seen, False, 0.0, UNUSED),
+        now=now,
     )
 
 
@@ -77,24 +81,24 @@ def test_one_that_is_said_to_be_in_use_stays_without_an_idle_limit_too() -> None
 def test_it_says_after_a_pause_already_that_it_gives_way(idle: float, says: bool) -> None:
     """To whom it does is decided by the pool: somebody may have waited for a minute."""
     session = after(running(), events.TimePassed(), now=5.0)
-    session, due = step(session, events.Looked(HELD, False, 0.0, UNUSED), idle)
+    session, due = step(session, events.Observed(HELD, False, 0.0, UNUSED), idle)
     assert [each for each in due if isinstance(each, effects.GiveWay)] == (
         [effects.GiveWay(0.0)] if says else []
     )
     if says:  # and what it is asked for then goes at once
         session = after(session, events.LeaseNews(), events.TimePassed(), now=idle)
-        assert after(session, events.Looked(ASKED, False, 0.0, UNUSED), now=idle).state is State.PARKING
+        assert after(session, events.Observed(ASKED, False, 0.0, UNUSED), now=idle).state is State.PARKING
 
 
 @pytest.mark.parametrize("seen", [HELD, ASKED, replace(ASKED, asked_back=EndReason.REVOKED)])
 def test_one_whose_time_comes_while_it_is_looked_at_is_looked_at_again_at_once(seen: Lease) -> None:
     """Whether its device works is not asked before: a look that takes long says nothing of it."""
     session = after(running(), events.TimePassed(), now=4.9)
-    session, due = step(session, events.Looked(seen, False, 0.0, None), 5.3)
+    session, due = step(session, events.Observed(seen, False, 0.0, None), 5.3)
     assert not [each for each in due if isinstance(each, effects.GiveWay | effects.StayBusy)]
     assert session.idling is not None
-    assert session.idling.look_at == 5.3
+    assert session.idling.observe_at == 5.3
     session = after(session, events.TimePassed(), now=5.3)
-    session, due = step(session, events.Looked(seen, False, 0.0, UNUSED), 5.4)
+    session, due = step(session, events.Observed(seen, False, 0.0, UNUSED), 5.4)
     goes = session.state is State.PARKING
     assert goes or [each for each in due if isinstance(each, effects.GiveWay)] == [effects.GiveWay(0.0)]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from gpu_pool.cluster.node_agent.looking import NodeLook, look
+from gpu_pool.cluster.node_agent.sampling import NodeUse, sample_node
 from gpu_pool.devices import discover
 from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool_client import BadRequest, Device, GpuPoolError
@@ -65,7 +65,7 @@ class NodeAgentProgram:
 
     async def report(self) -> tuple[str, ...]:
         """Look and report once; return what is wrong, in sentences."""
-        found = await asyncio.to_thread(self._look)
+        found = await asyncio.to_thread(self._sample)
         try:
             pool = RemotePool(replace(self._endpoint, token=self._read_token()))
             await pool.report_use(found.devices, found.uses, complete=found.complete)
@@ -86,11 +86,11 @@ class NodeAgentProgram:
             return (f"Whether its reports are taken cannot be shown: {error}.",)
         return ()
 
-    def _look(self) -> NodeLook:
+    def _sample(self) -> NodeUse:
         now = time.monotonic()
         if now >= self._find_at:
             self._devices, self._find_at = self._find(), now + _FIND_EVERY
-        found = look(self._sampler, self._devices)
+        found = sample_node(self._sampler, self._devices)
         if not self._devices:
             return replace(
                 found, problems=(*found.problems, "This node has no GPU that can be seen from here.")

@@ -133,12 +133,12 @@ class Checkpoint:
             available = available_mib([process.pid for process in record.processes])
             # What others are about to take is not missing yet.
             coming = sum(other.host_mib for other in others if not other.complete)
-            if why := self._counted(others).why_refused(record.host_mib, available - coming):
+            if why := self._host_memory(others).why_refused(record.host_mib, available - coming):
                 get_logger().warning("Lease %s is not parked: it %s.", claim.path.name, why)
                 raise NotSuspended(f"It {why}.")
             claim.write(record)
 
-    def _counted(self, records: Collection[Record]) -> HostMemory:
+    def _host_memory(self, records: Collection[Record]) -> HostMemory:
         taken = sum(record.host_mib for record in records)
         return HostMemory(len(records), taken, budget_mib(self._settings.checkpoint_host_mib))
 
@@ -159,9 +159,9 @@ class Checkpoint:
     def host_memory(self) -> HostMemory:
         """Return how much host memory suspended processes take, and may."""
         if not self._records.leases():
-            return self._counted(())
+            return self._host_memory(())
         with self._records.counted() as records:
-            return self._counted(records)
+            return self._host_memory(records)
 
     def suspended(self) -> list[str]:
         """Return the ids of the leases that are suspended, or were when something was cut off."""

@@ -16,7 +16,7 @@ LATELY: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLook:
+class NodeUse:
     """What was seen, as :meth:`gpu_pool_client.Pool.report_use` takes it."""
 
     devices: tuple[str, ...] = ()
@@ -35,11 +35,11 @@ def container_on_this_node(pid: int) -> Container | None:
         return None
 
 
-def look(
+def sample_node(
     sampler: ProcessSampler,
     devices: Iterable[Device],
     container: Callable[[int], Container | None] = container_on_this_node,
-) -> NodeLook:
+) -> NodeUse:
     """Look once at all of these devices."""
     real = [device for device in devices if not device.simulated]
     sample = sampler.sample(real)
@@ -49,7 +49,7 @@ def look(
         busy = sampler.utilisation(device, LATELY) if on_device else {}
         uses += _by_pod(device.uuid, on_device, busy, container)
     seen = tuple(device.uuid for device in real if device.uuid in sample.uses)
-    return NodeLook(seen, tuple(uses), bool(real) and len(seen) == len(real), sample.problems)
+    return NodeUse(seen, tuple(uses), bool(real) and len(seen) == len(real), sample.problems)
 
 
 def _by_pod(

@@ -12,11 +12,11 @@ from support import nvml_stub
 LOOK = """
 import dataclasses, json
 from gpu_pool.cluster.node_agent.cgroups import Container
-from gpu_pool.cluster.node_agent.looking import look
+from gpu_pool.cluster.node_agent.sampling import sample_node
 from gpu_pool.devices import discover, sampling
 sampling.FIRST_NAMESPACE = sampling.pid_namespace()
 sampler = sampling.ProcessSampler()
-found = look(sampler, discover().devices, %s.get)
+found = sample_node(sampler, discover().devices, %s.get)
 sampler.close()
 print(json.dumps(dataclasses.asdict(found)))
 """
@@ -34,7 +34,7 @@ memory 32768 0
 """
 
 
-def looked(tmp_path: Path, one: str = "", two: str = "") -> dict[str, Any]:
+def sampled(tmp_path: Path, one: str = "", two: str = "") -> dict[str, Any]:
     code = LOOK.replace("%s", CONTAINERS)
     printed = nvml_stub.run(
         nvml_stub.build(tmp_path),
@@ -51,7 +51,7 @@ def uses(found: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def test_what_a_pod_uses_of_each_device(tmp_path: Path) -> None:
-    found = looked(
+    found = sampled(
         tmp_path,
         "process 100 300\nprocess 101 112\nprocess 102 50\nworks 101 87\nworks 100 3",
         "process 100 20 mps\nprocess 103 200\nprocess 104 7",
@@ -67,15 +67,15 @@ def test_what_a_pod_uses_of_each_device(tmp_path: Path) -> None:
 
 
 def test_what_is_the_node_s_own_is_nobody_s_use(tmp_path: Path) -> None:
-    assert looked(tmp_path, "process 999 300\nworks 999 50")["uses"] == []
+    assert sampled(tmp_path, "process 999 300\nworks 999 50")["uses"] == []
 
 
 def test_memory_that_the_driver_does_not_say_is_unknown_and_not_0(tmp_path: Path) -> None:
-    assert uses(looked(tmp_path, "process 100 300\nprocess 101 -")) == [("a", "", "GPU-1", None, 2, None)]
+    assert uses(sampled(tmp_path, "process 100 300\nprocess 101 -")) == [("a", "", "GPU-1", None, 2, None)]
 
 
 def test_a_device_that_cannot_be_looked_at_is_left_out_and_said(tmp_path: Path) -> None:
-    found = looked(
+    found = sampled(
         tmp_path, "fail nvmlDeviceGetComputeRunningProcesses_v3 15\nprocess 100 300", "process 100 20"
     )
     assert (found["devices"], found["complete"]) == (["GPU-2"], False)
