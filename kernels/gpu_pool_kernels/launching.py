@@ -8,8 +8,6 @@ package: the same kernelspec outlives an upgrade, and a move, of it.
 from __future__ import annotations
 
 import importlib.util
-import py_compile
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -67,6 +65,10 @@ def supervisor_files() -> Mapping[str, str | bytes]:
 
 def _compiled(path: Path) -> bytes:
     """Return a module's code for whoever has the very same text, whenever that was written."""
+    # Imported here because nobody else needs it.
+    import py_compile
+    import tempfile
+
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "code")

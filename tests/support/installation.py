@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -121,8 +122,9 @@ class Installation:
             build_as(target, name, *given)
             self.hand_over(name)
         install = self.helm.commands("Install")[0]
-        assert "image.tag=0.1.0" in install
-        self.helm.type(install.replace("image.tag=0.1.0", f"image.tag={tag}"), ROOT)
+        changed, count = re.subn(r"(?<=image\.tag=)\S+", tag, install)
+        assert count == 1
+        self.helm.type(changed, ROOT)
         self.wait()
 
     def upgrade_hub(self, tag: str) -> None:

@@ -254,7 +254,7 @@ def serve(
 
     given = {"socket": socket, "mode": mode, "store": store, "kubernetes": kubernetes}
     app = ServeApp()
-    app.supervisor = supervisor_files()
+    app.supervisor_files = supervisor_files
     app.configure(Config({"ServeApp": {name: value for name, value in given.items() if value is not None}}))
     app.start()
     return 0

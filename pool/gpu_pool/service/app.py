@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from traitlets import TraitError, default
@@ -72,8 +71,9 @@ class ServeApp(ServeSettings, Program):
 
     name = "gpu-pool-serve"
     description = "Serve the pool of this machine."
-    #: The files of what runs kernels in their pods, by their paths. Without any, each restart is a new pod.
-    supervisor: Mapping[str, str | bytes] = MappingProxyType({})
+    #: Returns the files of what runs kernels in their pods, by their paths: they are compiled, which only a
+    #: service of a cluster needs. Without any, each restart is a new pod.
+    supervisor_files: Callable[[], Mapping[str, str | bytes]] = dict
 
     # What traitlets makes the formatter of. Not all that is logged is ours, nor are all names.
     _log_formatter_cls = EscapingFormatter  # type: ignore[assignment]
@@ -148,7 +148,7 @@ class ServeApp(ServeSettings, Program):
             kubernetes = KubernetesSettings(config=self.config)
         except TraitError as error:
             raise BadRequest(f"A setting of the cluster is wrong: {error}") from error
-        kubernetes.supervisor = dict(self.supervisor)
+        kubernetes.supervisor = dict(self.supervisor_files())
         folder, courses = _courses(self._pool_settings)
         # Whoever asks for a slice has just looked, in the store's thread.
         if folder is not None:
