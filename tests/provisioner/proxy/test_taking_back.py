@@ -353,9 +353,9 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
     async def activity(_: str) -> Activity:
         return Activity(initialised=True, working=False, movable=True)
 
-    async def late(lease_id: str) -> Lease:
+    async def late(lease_id: str, **how: Any) -> Lease:
         if asked.is_set():
-            return await park(lease_id)
+            return await park(lease_id, **how)
         asked.set()
         raise PoolUnreachable("Nobody answers.")
 

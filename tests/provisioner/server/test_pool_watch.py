@@ -81,11 +81,11 @@ async def test_memory_is_measured_and_what_is_old_is_forgotten(
     for minutes, used in ((0, 100), (1, 512), (10.5, None), (11.5, 700)):
         monkeypatch.setattr(time, "time", lambda now=began + 60 * minutes: now)
         pool.memory = used
-        await watch.look()
+        await watch.refresh()
     assert [mib for _, mib in watch.samples["kernel"]] == [700]
     assert driver.session.activity == Activity(memory_mib=700)
     watch.drivers = {}
-    await watch.look()
+    await watch.refresh()
     assert watch.samples == {}
 
 
@@ -94,19 +94,19 @@ async def test_what_the_pool_knows_is_seen_unless_somebody_has_seen_it_since(
 ) -> None:
     watch = watching(driver)
     pool.leases = (replace(LEASE, notice="Save your work."),)
-    await watch.look()
+    await watch.refresh()
     assert driver.session.lease is not None
     assert driver.session.lease.message == "Save your work."
     parked = replace(LEASE, state=LeaseState.PARKED)
     pool.meanwhile = lambda: driver.post(events.LeaseSeen(parked))
-    await watch.look()
+    await watch.refresh()
     assert driver.session.lease is parked
 
 
 async def test_a_lease_that_the_pool_has_no_more_is_looked_for(pool: FakePool, driver: SessionDriver) -> None:
     pool.leases = ()
     pool.lease = replace(LEASE, state=LeaseState.ENDED, end_reason=EndReason.REVOKED)
-    await watching(driver).look()
+    await watching(driver).refresh()
     assert driver.session.lease is pool.lease
 
 
@@ -123,14 +123,14 @@ async def test_what_goes_wrong_is_told_and_is_over_with_the_next_answer(
 ) -> None:
     watch = watching(driver)
     pool.leases = error
-    await watch.look()
+    await watch.refresh()
     assert not watch.state.reachable
     assert said in watch.state.message
     pool.leases, pool.memory = (LEASE,), OverQuota("You asked too much.")
-    await watch.look()
+    await watch.refresh()
     assert "too much" in watch.state.message
     pool.memory = 512
-    await watch.look()
+    await watch.refresh()
     assert watch.state.reachable
     assert driver.session.lease is LEASE
 
@@ -141,5 +141,5 @@ async def test_a_pool_that_hangs_is_told_as_such(
     monkeypatch.setattr(pool, "status", lambda: asyncio.sleep(600))
     watch = PoolWatch("fake:", 0.0, answers_within=0.01)
     watch.drivers = {"kernel": driver}
-    await watch.look()
+    await watch.refresh()
     assert "does not answer" in watch.state.message
