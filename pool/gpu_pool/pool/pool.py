@@ -168,7 +168,10 @@ class GpuPool(Pool):
 
     async def get_lease(self, lease_id: str) -> Lease:
         """See ``Pool.get_lease``."""
-        return self.core.described(await self.store.run(leases.read, lease_id))
+        lease = await self.store.run(leases.read, lease_id)
+        if lease.state is not LeaseState.ENDED and lease.holder.process == Process.current():
+            self.core.keep_in_order()  # it may hold it by another pool than that by which it asked for it
+        return self.core.described(lease)
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
         """See ``Pool.wait``."""

@@ -284,3 +284,19 @@ def test_an_option_of_the_command_is_not_taken_for_ours(terminal):
     forgotten = terminal.run("run", "2%", "echo", "--json")
     assert forgotten.returncode == 2
     assert "Write -- before the command." in forgotten.stderr
+
+
+def test_while_a_command_runs_its_program_keeps_the_pool_in_order(terminal):
+    program, command = start_awaiting(terminal, "SIGTERM")
+    other, its_command = start_awaiting(terminal, "SIGTERM")
+    for pid in (other.pid, its_command):
+        os.kill(pid, signal.SIGKILL)
+    other.wait()
+
+    def has_ended_it():
+        ended = map(json.loads, terminal.run("history", "--json").stdout.splitlines())
+        return [each["reason"] for each in ended] == [EndReason.PROCESS_GONE.value]
+
+    eventually(has_ended_it)
+    os.kill(command, signal.SIGTERM)
+    assert program.wait() == 42
