@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 import pytest
+from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool.embedded.pool import open_embedded
 from gpu_pool.pool.pool import GpuPool
@@ -45,6 +46,8 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._pods import POD_VARIABLE
 from gpu_pool_provisioner import pools
+from support.frontend import Frontend
+from support.jupyter_env import eventually
 from support.supervisors import write_supervisor
 
 _NUMBERS = itertools.count(1)
@@ -266,3 +269,18 @@ def pods(jupyter_env: object, monkeypatch: pytest.MonkeyPatch) -> PodPool:
     pool = pools.shared_pool(jupyter_env.url)  # type: ignore[attr-defined]
     assert isinstance(pool, PodPool)
     return pool
+
+
+async def until_followed(km: AsyncKernelManager, page: Frontend, file: Path) -> None:
+    """Return once a kernel's server follows it by its supervisor, which else ends with its kernel.
+
+    It has, once a signal arrives, for which ``file`` is made.
+    """
+    handler = f"lambda *_: pathlib.Path({str(file)!r}).touch()"
+    await page.run(f"import pathlib, signal; signal.signal(signal.SIGUSR1, {handler})").done()
+
+    async def arrives() -> bool:
+        await km.signal_kernel(signal.SIGUSR1)
+        return await asyncio.to_thread(file.exists)
+
+    await eventually(arrives)

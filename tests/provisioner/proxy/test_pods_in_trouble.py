@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from gpu_pool_client import Lease, NotAllowed
 from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
-from support.pods import AWAY, PodPool, pods
+from support.pods import AWAY, PodPool, pods, until_followed
 
 __all__ = ["pods"]
 
@@ -24,13 +25,15 @@ __all__ = ["pods"]
     ],
 )
 async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
-    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, supervised: bool, why: str
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, tmp_path: Path, supervised: bool, why: str
 ) -> None:
     pods.supervised = supervised
     km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("1").done()
+        if supervised:
+            await until_followed(km, page, tmp_path / "followed")
         lease = await jupyter_env.only_lease()
         (pod,) = pods.running
         before = pod.kernel
@@ -50,12 +53,12 @@ async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
 
 
 async def test_who_restarts_no_kernels_hears_of_its_end_and_may_restart_it(
-    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, tmp_path: Path
 ) -> None:
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
-        await page.run("1").done()
+        await until_followed(km, page, tmp_path / "followed")
         lease = await jupyter_env.only_lease()
         (pod,) = pods.running
         kill(pod.kernel)

@@ -314,8 +314,9 @@ async def test_only_administrators_see_in_the_plot_when_cells_ran(site: Site) ->
 
 
 async def test_what_slices_could_use_on_top_is_in_the_history(site: Site) -> None:
-    lease = await site.take("2%..10%", "ada", "ml")
+    await site.pool.release(await site.take("2%", "ada", "ml"))
     assert "on top" not in await site.page("history", "ada")
+    lease = await site.take("2%..10%", "ada", "ml")
     await site.pool.core.reconciler.once()
     await site.pool.release(lease)
     page = await site.page("history", "ada")
