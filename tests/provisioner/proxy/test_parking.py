@@ -287,10 +287,10 @@ async def test_a_kernel_restarted_while_its_slice_is_being_lent_keeps_it(
     await km.start_kernel()
     park, begun, may_go_on = jupyter_env.pool.park, threading.Event(), threading.Event()
 
-    async def late(lease_id: str) -> Lease:
+    async def late(lease_id: str, **how: Any) -> Lease:
         begun.set()
         await asyncio.to_thread(may_go_on.wait)
-        return await park(lease_id)
+        return await park(lease_id, **how)
 
     monkeypatch.setattr(jupyter_env.pool, "park", late)
     async with frontend(km) as page:
