@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from gpu_pool.cluster.node_agent.sampling import NodeUse, sample_node
+from gpu_pool.cluster.node_agent.sampling import NodeSample, sample_node
 from gpu_pool.devices import discover
 from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool_client import BadRequest, Device, GpuPoolError
@@ -86,7 +86,7 @@ class NodeAgentProgram:
             return (f"Whether its reports are taken cannot be shown: {error}.",)
         return ()
 
-    def _sample(self) -> NodeUse:
+    def _sample(self) -> NodeSample:
         now = time.monotonic()
         if now >= self._find_at:
             self._devices, self._find_at = self._find(), now + _FIND_EVERY

@@ -16,7 +16,7 @@ LATELY: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUse:
+class NodeSample:
     """What was seen, as :meth:`gpu_pool_client.Pool.report_use` takes it."""
 
     devices: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ def sample_node(
     sampler: ProcessSampler,
     devices: Iterable[Device],
     container: Callable[[int], Container | None] = container_on_this_node,
-) -> NodeUse:
+) -> NodeSample:
     """Look once at all of these devices."""
     real = [device for device in devices if not device.simulated]
     sample = sampler.sample(real)
@@ -49,7 +49,7 @@ def sample_node(
         busy = sampler.utilisation(device, LATELY) if on_device else {}
         uses += _by_pod(device.uuid, on_device, busy, container)
     seen = tuple(device.uuid for device in real if device.uuid in sample.uses)
-    return NodeUse(seen, tuple(uses), bool(real) and len(seen) == len(real), sample.problems)
+    return NodeSample(seen, tuple(uses), bool(real) and len(seen) == len(real), sample.problems)
 
 
 def _by_pod(
