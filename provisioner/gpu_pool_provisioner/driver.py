@@ -210,7 +210,7 @@ class SessionDriver:
         self.post(events.RestartBegan())
         try:
             if self.session.pending is not None:
-                await self._do.give_way()  # a pod has the size that it was made with
+                await self._do.end_pod_before_next()  # a pod has the size that it was made with
             await self.pool_work.keep_for_restart(seconds)
         finally:
             self.post(events.RestartExpected(answers_within))

@@ -134,10 +134,10 @@ class KernelWork:
         self.let_go()
         self._let_go_of_pod()
 
-    async def give_way(self) -> None:
+    async def end_pod_before_next(self) -> None:
         """End the pod of a kernel that has ended, if it lives and the pool answers: another one is needed."""
         if self._pod is not None and not self._pod.ended.done():
-            await self._pod.give_way()
+            await self._pod.end_before_next()
 
     def _let_go_of_pod(self) -> None:
         if self._pod is not None:

@@ -195,7 +195,7 @@ class LeasePod:
         finally:
             self._finish()
 
-    async def give_way(self) -> None:
+    async def end_before_next(self) -> None:
         """Have the pool end it before another one is launched; it stays where the pool does not answer."""
         self._is_ended_by_us = True
         try:
