@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
+from support.cgroups import limited_memory
 from support.other_environment import without_our_packages
 from support.pools import eventually
 from support.supervisors import children_of, parent_of, supervised, write_supervisor
@@ -135,6 +136,27 @@ async def test_the_end_of_a_kernel_is_told_and_it_starts_again(tmp_path: Path) -
         assert await late.exited() == 3
         await late.restart(within=WITHIN)
         assert await pod.value("1 + 1") == "2"
+
+
+async def test_memory_that_was_used_up_is_told_of_a_kernel_that_was_killed_and_of_no_other(
+    tmp_path: Path,
+) -> None:
+    fill = "bytearray(2 << 30)"
+    async with supervised(tmp_path) as pod:
+        with limited_memory(512) as processes:
+            control = await pod.connect()
+            await pod.pid()
+            for pid in (pod.process.pid, *children_of(pod.process.pid)):
+                processes.write_text(str(pid))
+            await control.restart(within=WITHIN)
+            await pod.asked(f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{fill}'])")
+            await pod.asked("import os; os._exit(3)", reply=False)
+            assert (await control.exited(), control.out_of_memory) == (3, False)
+            await control.restart(within=WITHIN)
+            await pod.asked(fill, reply=False)
+            assert (await control.exited(), control.out_of_memory) == (-signal.SIGKILL, True)
+            pod.process.terminate()
+            await pod.ended()
 
 
 @pytest.mark.parametrize(
@@ -302,6 +324,30 @@ async def test_what_is_preloaded_is_there_after_a_restart(tmp_path: Path) -> Non
         await eventually(has_another)
         await control.restart(within=WITHIN)
         assert await pod.value("'wave' in __import__('sys').modules") == "True"
+
+
+async def test_a_restart_while_another_template_becomes_ready(tmp_path: Path) -> None:
+    """The one that was asked for the kernel has not answered by then, and must not be forgotten."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/slow.py").write_text("import os; open(os.environ['BEGUN'], 'w'); open(os.environ['GO'])")
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    os.mkfifo(go)
+    variables = {"PYTHONPATH": str(tmp_path / "lib"), "BEGUN": str(begun), "GO": str(go)}
+    async with supervised(tmp_path, "--preload", "slow", **variables) as pod:
+        control = await pod.connect()
+        kernel = await pod.pid()
+        (first,) = set(children_of(pod.process.pid)) - {kernel}
+
+        async def is_importing() -> bool:
+            return begun.exists()
+
+        await eventually(is_importing)
+        os.kill(first, signal.SIGSTOP)
+        restart = asyncio.create_task(control.restart(within=WITHIN))
+        await until_gone(kernel)
+        go.write_text("")
+        await restart
+        assert await pod.value("1 + 1") == "2"
 
 
 async def test_modules_that_leave_no_process_to_fork_do_no_harm(tmp_path: Path) -> None:

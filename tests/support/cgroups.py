@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,28 @@ def _hierarchy() -> Path:
         if (root / "cgroup.procs").exists() and os.access(root / "cgroup.procs", os.W_OK):
             return root
     pytest.skip("needs root, and cgroups that can be written")
+
+
+@contextmanager
+def limited_memory(mib: int) -> Iterator[Path]:
+    """Yield the ``cgroup.procs`` of a group whose processes may have no more memory than this together."""
+    first = _ROOT / "memory"
+    root, limit = (first, "memory.limit_in_bytes") if first.exists() else (_ROOT, "memory.max")
+    group = root / f"gpu-pool-test-{os.getpid()}"
+    try:
+        if root is _ROOT:
+            (root / "cgroup.subtree_control").write_text("+memory")
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs root, and cgroups that can limit memory")
+    try:
+        (group / limit).write_text(str(mib << 20))
+        yield group / "cgroup.procs"
+    finally:
+        for each in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):  # it is ending
+                (root / "cgroup.procs").write_text(each)
+        group.rmdir()
 
 
 @contextmanager

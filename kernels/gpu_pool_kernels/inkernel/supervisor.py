@@ -250,7 +250,9 @@ class Supervisor:
         assert kernel is not None
         kernel.status, self._ended_at = status, time.monotonic()
         before, self._kills = self._kills, memory_kills()
-        told = {"exited": kernel.start, "status": status, "out_of_memory": self._kills > before}
+        # Memory that was used up ends a process by this signal, and perhaps only one that the kernel started.
+        out_of_memory = status == -signal.SIGKILL and self._kills > before
+        told = {"exited": kernel.start, "status": status, "out_of_memory": out_of_memory}
         # Of a kernel that ends with its pod, whoever has ended that knows why.
         if self._control is not None and self._killed_at is None:
             self._control.tell(told)
@@ -341,7 +343,8 @@ class Supervisor:
     def _follow_templates(self, readable: "Sequence[Any]") -> None:
         for each in filter(None, (self._warm, self._next)):
             each.read(readable)
-        if self._next is not None and not self._next.is_importing:
+        # Not before the other one has answered, of which a kernel was asked: nobody would answer then.
+        if self._next is not None and not self._next.is_importing and not self._is_asked:
             self._take_next(self._next)
         if self._lacks_template() and self._is_pause():
             assert self._kernel is not None
