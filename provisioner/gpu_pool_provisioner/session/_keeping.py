@@ -66,8 +66,7 @@ def observed(session: Session, event: on.Observed, now: float) -> Outcome:
 
 def worked(session: Session, event: on.Worked, now: float) -> Outcome:
     """See that a kernel works again that gave way; the pool has been told."""
-    idling = replace(_idling(session), gives_way_since=None, is_followed=False)
-    return replace(session, idling=idling), ()
+    return replace(session, idling=idle.works_again(_idling(session), now)), ()
 
 
 def asked_to_give_way(session: Session, event: on.LeaseNews, now: float) -> Outcome:

@@ -193,6 +193,18 @@ def told(idling: Idling, event: Observed, now: float) -> tuple[Idling, float | N
     return replace(idling, gives_way_since=since, is_followed=gives_way), since
 
 
+def works_again(idling: Idling, now: float) -> Idling:
+    """Return what is known of a kernel that has begun to work after the pool was told that it gives way.
+
+    It is looked at as soon as it may give way again; the last look found nothing to wait for.
+    """
+    observe_at = idling.observe_at  # None while it is looked at, which says when it is again
+    first = _first_observation(idling.terms, now)
+    if observe_at is not None and first is not None:
+        observe_at = min(observe_at, first)
+    return replace(idling, gives_way_since=None, is_followed=False, observe_at=observe_at)
+
+
 def after_observation(idling: Idling, event: Observed, now: float) -> tuple[Idling, ExpiryStep, list[str]]:
     """Return what is known after an observation, what to do, and what its user is to be told."""
     lease = event.lease

@@ -102,3 +102,28 @@ def test_one_whose_time_comes_while_it_is_looked_at_is_looked_at_again_at_once(s
     session, due = step(session, events.Observed(seen, False, 0.0, UNUSED), 5.4)
     goes = session.state is State.PARKING
     assert goes or [each for each in due if isinstance(each, effects.GiveWay)] == [effects.GiveWay(0.0)]
+
+
+def test_one_that_has_worked_gives_way_again_after_the_next_pause() -> None:
+    session = after(running(), events.TimePassed(), now=5.0)
+    session, _ = step(session, events.Observed(HELD, False, 0.0, UNUSED), 5.0)
+    session, _ = step(session, events.Worked(), 8.0)
+    assert session.idling is not None
+    assert session.idling.observe_at == 13.0
+    session = after(session, events.TimePassed(), now=13.0)
+    session, _ = step(session, events.Observed(HELD, False, 8.1, None), 13.0)
+    assert session.idling is not None
+    assert session.idling.observe_at == pytest.approx(13.2)
+    session = after(session, events.TimePassed(), now=13.2)
+    session, due = step(session, events.Observed(HELD, False, 8.1, UNUSED), 13.2)
+    assert effects.GiveWay(8.1) in due
+
+
+def test_one_that_begins_to_work_while_it_is_looked_at_is_looked_at_once() -> None:
+    session = after(running(), events.TimePassed(), now=5.0)
+    session, _ = step(session, events.Observed(HELD, False, 0.0, UNUSED), 5.0)
+    assert session.idling is not None
+    session, _ = step(session, events.TimePassed(), session.idling.observe_at or 0.0)
+    session, due = step(session, events.Worked(), 36.0)
+    assert session.idling is not None
+    assert (session.idling.observe_at, due) == (None, ())
