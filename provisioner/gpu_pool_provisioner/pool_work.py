@@ -39,8 +39,6 @@ from gpu_pool_provisioner.session import Session, State, effects, events, idling
 from gpu_pool_provisioner.session.events import SizeChange
 from gpu_pool_provisioner.wait_log import WaitLog
 
-#: Seconds in which a pool hears of a restart. One that is slower may still keep the slice.
-_ATTACHED_WITHIN: Final = 15.0
 #: Seconds in which it changes a size: the process that used the slice has ended, which is forgiven that long.
 _RESIZED_WITHIN: Final = 5.0
 #: Seconds between two attempts where the process that has ended is still seen.
@@ -368,7 +366,7 @@ class PoolWork:
             # The relaunch goes on with the lease also where a pool that is away does not hear of this.
             pool = self.pool.without_retries()
             attach = pool.attach(session.lease_id, Process.current(), ready_within=seconds)
-            await asyncio.wait_for(attach, _ATTACHED_WITHIN)
+            await asyncio.wait_for(attach, session.times.attached_within)
         except (LeaseGone, *NOT_NOW, asyncio.TimeoutError) as error:
             # The relaunch that follows looks at the lease, and says what is wrong.
             get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %r", error)

@@ -62,20 +62,14 @@ from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.messages import introduction
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_requests
-from gpu_pool_provisioner.session import Session, State, events, texts
+from gpu_pool_provisioner.session import Session, SessionTimes, State, events, texts
 from gpu_pool_provisioner.session.session import MARGIN
 from gpu_pool_provisioner.settings import SliceSettings, kernel_name, notebook_of
 from gpu_pool_provisioner.templates import TemplateProcess, templates
 from gpu_pool_provisioner.wait_log import WaitLog
 
-#: Seconds for which the death of a kernel that nobody restarts by itself is forgiven:
-#: enough for its manager, which looks ten times a second, to see it and restart it on request.
-_BRIEF_GRACE: Final = 1.5
 #: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
 _POD_ENDS_WITHIN: Final = 10.0
-#: Seconds for which a start waits for the pool's answer: it can be neither seen nor cancelled in
-#: JupyterLab. From then on a proxy waits.
-_ANSWERS_WITHIN: Final = 5.0
 #: Seconds in which most kernels end once they are asked to. Their manager looks ten times a second.
 _MOSTLY_ENDS_WITHIN: Final = 0.2
 #: Where a session has nothing to start.
@@ -93,6 +87,8 @@ class GPUPoolProvisioner(SliceSettings):
     pass to the caller: their text is what a student reads.
     """
 
+    #: Those of its sessions.
+    times = SessionTimes()
     #: Drives the session of a kernel with a slice; None where there is none. It answers for the kernel before
     #: that has a process, and relays to it once it has one.
     _driver: SessionDriver | None = None
@@ -160,7 +156,7 @@ class GPUPoolProvisioner(SliceSettings):
         if driver is not None and restart:
             # The pool may take its time.
             seconds = self.restart_grace + MARGIN
-            await in_background(driver.being_restarted(seconds, _ANSWERS_WITHIN))
+            await in_background(driver.being_restarted(seconds, self.times.answers_within))
         elif driver is not None:
             in_pod, reason, self._driver = driver.session.in_pod, driver.ends_as, None
             # First: nobody would give back what is still being asked for.
@@ -336,14 +332,15 @@ class GPUPoolProvisioner(SliceSettings):
             if self._driver is None or self._driver.session.state is State.ENDED:
                 self._driver = self._new_driver(self.session.lease_id if self.session else None)
             self._asked_at = time.monotonic()
-            asking = self._driver.ask(_ANSWERS_WITHIN, within=None if waits else self.wait_timeout)
+            asking = self._driver.ask(self.times.answers_within, within=None if waits else self.wait_timeout)
             await in_background(asking)
         except GpuPoolError as error:
             raise await self._in_dialog(error) from error
 
     def _new_driver(self, lease_id: str | None) -> SessionDriver:
         """Return the driver of a session that begins, perhaps with a lease. Raises ``BadRequest``."""
-        session = Session(parse_request(self.slice), self._grace, self.outage_timeout, lease_id=lease_id)
+        request = parse_request(self.slice)
+        session = Session(request, self._grace, self.outage_timeout, times=self.times, lease_id=lease_id)
         name = self.notebook or kernel_name(self.kernel_spec.display_name)
         return SessionDriver(session, self.url, self.holder, name)
 
@@ -489,7 +486,7 @@ class GPUPoolProvisioner(SliceSettings):
     def _grace(self) -> float:
         """Seconds for which the kernel's death is forgiven, so that it can be restarted on its slice."""
         restarter = getattr(self.parent, "restarter_class", None)
-        return self.restart_grace if restarter and self.parent.autorestart else _BRIEF_GRACE
+        return self.restart_grace if restarter and self.parent.autorestart else self.times.brief_grace
 
     @asynccontextmanager
     async def _undone_on_failure(self) -> AsyncIterator[None]:

@@ -150,8 +150,8 @@ class HeartbeatChannel(Channel):
     def __init__(self, socket: zmq.Socket[bytes], on_message: Handler) -> None:
         super().__init__(socket, on_message, background_loop("heartbeats"))
 
-    def close(self) -> None:
-        """Stop, and return when nothing listens any more, or after some seconds. May be repeated.
+    def close(self, within: float = _CLOSES_WITHIN) -> None:
+        """Stop, and return when nothing listens any more, or after so many seconds. May be repeated.
 
         A forked child does nothing: it has no such thread, and would wait for ever.
         """
@@ -160,11 +160,11 @@ class HeartbeatChannel(Channel):
         closed: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._loop.call_soon_threadsafe(self._close, closed)
         try:
-            closed.result(_CLOSES_WITHIN)
+            closed.result(within)
         except concurrent.futures.TimeoutError:
             get_logger().warning(
                 "The thread of the kernels' heartbeats did not stop listening within %g seconds.",
-                _CLOSES_WITHIN,
+                within,
             )
 
     def _close(self, closed: concurrent.futures.Future[None]) -> None:

@@ -7,5 +7,6 @@ performs the effects, ``gpu_pool_provisioner.driver``, tells what comes of them 
 
 from gpu_pool_provisioner.session.session import ImpossibleEventError, Session, State
 from gpu_pool_provisioner.session.table import TABLE, step
+from gpu_pool_provisioner.session.times import SessionTimes
 
-__all__ = ["TABLE", "ImpossibleEventError", "Session", "State", "step"]
+__all__ = ["TABLE", "ImpossibleEventError", "Session", "SessionTimes", "State", "step"]

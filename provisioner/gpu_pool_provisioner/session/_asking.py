@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from gpu_pool_client import (
     EndReason,
@@ -25,9 +24,6 @@ from gpu_pool_provisioner.session.session import (
     State,
     Wait,
 )
-
-#: Seconds to leave a pool alone that cannot answer now.
-RETRY_EVERY: Final = 2.0
 
 
 def begun(session: Session, event: on.StartRequested) -> Session:
@@ -183,7 +179,7 @@ def tell_away(session: Session, now: float) -> Outcome:
 
 def again(session: Session, event: on.PoolAway, now: float) -> Session:
     """Return the session of which the same is tried again in a moment."""
-    return replace(session, retry=Retry(event.work, now + RETRY_EVERY))
+    return replace(session, retry=Retry(event.work, now + session.times.ask_again))
 
 
 def away_in_queue(session: Session, event: on.PoolAway, now: float) -> Outcome:

@@ -209,7 +209,7 @@ def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome
 
 
 def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
-    idling, told = idle.begun(event.lease, now)
+    idling, told = idle.begun(event.lease, now, session.times)
     taken = _parking(session).taken
     tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken, *told) if text]
     running = _with_slice(asking.without_work(session), idling)

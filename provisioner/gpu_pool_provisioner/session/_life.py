@@ -85,7 +85,7 @@ def launched(session: Session, event: on.Launched, now: float) -> Outcome:
 def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="")
     running = asking.without_work(running)
-    idling, told = idle.begun(event.lease, now)
+    idling, told = idle.begun(event.lease, now, session.times)
     tells = [do.Tell(text) for text in (session.exit_message, *told) if text]
     return replace(running, idling=idling), (*tells, do.PassOn())
 

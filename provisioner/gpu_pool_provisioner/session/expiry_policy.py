@@ -6,20 +6,13 @@ Times are seconds of one clock, any clock.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpu_pool_client import Activity, EndReason, Terms, WhenIdle, format_duration
 from gpu_pool_client._leases import gives_way_after
-
-#: Seconds between two looks: never more, and never less.
-_SELDOM: Final = 30.0
-_OFTEN: Final = 0.2
-#: Seconds without work after which a kernel is idle whose slice is asked back: the pause between two
-#: cells that run one after the other is shorter.
-_PAUSE: Final = 3.0
-#: Seconds for which it counts as at work where nobody can say whether its GPU works.
-_MAY_WORK: Final = 60.0
+from gpu_pool_provisioner.session.times import DEFAULT, SessionTimes
 
 
 class ExpiryAction(enum.Enum):
@@ -30,6 +23,9 @@ class ExpiryAction(enum.Enum):
     PARK = "park"
     END = "end"
 
+
+#: What comes before nothing, where several are due.
+_FIRST: Final = (ExpiryAction.END, ExpiryAction.PARK, ExpiryAction.WARN)
 
 _LEASE_ENDS: Final = "This GPU slice ends in {{}}, and the kernel with it, because {why}. Save what you need."
 LEASE_ENDED: Final = "The kernel was ended: its GPU slice had been held for as long as its course allows."
@@ -78,8 +74,8 @@ class ExpiryStep:
     act: ExpiryAction
     #: What its user reads: a warning, or why the kernel was ended.
     message: str = ""
-    #: Seconds until the next look.
-    again_in: float = _SELDOM
+    #: Seconds until the next look, at most.
+    again_in: float = math.inf
     #: What to remember as warned of.
     warns_of: str = ""
     #: How the lease's end is recorded.
@@ -176,15 +172,13 @@ def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:
     return seconds, f"This kernel keeps its GPU slice for {format_duration(seconds)}{most}."
 
 
-def step(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
+def step(terms: Terms, seen: KernelObservation, now: float, times: SessionTimes = DEFAULT) -> ExpiryStep:
     """Decide what to do. The end of the lease comes first; then idleness, which the device overrules."""
-    due = [_end_of_lease(terms, seen, now), _asked_back(seen, now), _end_as_idle(terms, seen, now)]
+    due = [_end_of_lease(terms, seen, now), _asked_back(seen, now, times), _end_as_idle(terms, seen, now)]
     due.append(_gives_way(terms, seen, now))
-    for act in (ExpiryAction.END, ExpiryAction.PARK, ExpiryAction.WARN):
-        for each in due:
-            if each.act is act:
-                return each
-    return min(due, key=lambda each: each.again_in)
+    first = next((each for act in _FIRST for each in due if each.act is act), None)
+    first = first or min(due, key=lambda each: each.again_in)
+    return replace(first, again_in=min(times.seldom, max(times.often, first.again_in)))
 
 
 def warning_at_start(terms: Terms, now: float) -> ExpiryStep:
@@ -201,16 +195,16 @@ def _end_of_lease(terms: Terms, seen: KernelObservation, now: float) -> ExpirySt
     return _warn_then_end(terms, seen, now, terms.ends_at, warning, ending)
 
 
-def _asked_back(seen: KernelObservation, now: float) -> ExpiryStep:
+def _asked_back(seen: KernelObservation, now: float, times: SessionTimes) -> ExpiryStep:
     if not seen.asked_back or seen.busy or seen.activity.working:
         return ExpiryStep(ExpiryAction.NOTHING)
-    going, pause = _END_AS_ASKED, _PAUSE
+    going, pause = _END_AS_ASKED, times.pause
     if _can_be_parked(seen):
         going = ExpiryStep(ExpiryAction.PARK)
     elif seen.activity.working is None:
-        pause = _MAY_WORK
+        pause = times.may_work
     at = max(seen.idle_since + pause, seen.postponed_until)
-    return going if now >= at else ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
+    return going if now >= at else ExpiryStep(ExpiryAction.NOTHING, again_in=at - now)
 
 
 def _gives_way(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
@@ -220,21 +214,21 @@ def _gives_way(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     if at is None or now >= at:
         # Whoever works now will not have been idle for so long any sooner.
         after, works = terms.yield_after, seen.busy or seen.activity.working
-        again_in = _soon(gives_way_after(after)) if after is not None and works else _SELDOM
+        again_in = gives_way_after(after) if after is not None and works else math.inf
         return ExpiryStep(ExpiryAction.NOTHING, again_in=again_in)
-    return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
+    return ExpiryStep(ExpiryAction.NOTHING, again_in=at - now)
 
 
 def _end_as_idle(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
     at = idle_at(terms, seen)
     if at is None:
         # Whoever works now will not have been idle for so long any sooner.
-        return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(terms.idle_limit or _SELDOM))
+        return ExpiryStep(ExpiryAction.NOTHING, again_in=terms.idle_limit or math.inf)
     if _can_be_parked(seen):
         return (
             ExpiryStep(ExpiryAction.PARK)
             if now >= at
-            else ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
+            else ExpiryStep(ExpiryAction.NOTHING, again_in=at - now)
         )
     if terms.when_idle is WhenIdle.KEEP or _may_work(terms, seen):
         return ExpiryStep(ExpiryAction.NOTHING)
@@ -269,11 +263,7 @@ def _warn_then_end(
     if now >= at:
         return ending
     if now < at - terms.warn_before:
-        return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - terms.warn_before - now))
+        return ExpiryStep(ExpiryAction.NOTHING, again_in=at - terms.warn_before - now)
     if warning in seen.warned:
-        return ExpiryStep(ExpiryAction.NOTHING, again_in=_soon(at - now))
-    return ExpiryStep(ExpiryAction.WARN, warning.format(format_duration(at - now)), _soon(at - now), warning)
-
-
-def _soon(seconds: float) -> float:
-    return min(_SELDOM, max(_OFTEN, seconds))
+        return ExpiryStep(ExpiryAction.NOTHING, again_in=at - now)
+    return ExpiryStep(ExpiryAction.WARN, warning.format(format_duration(at - now)), at - now, warning)

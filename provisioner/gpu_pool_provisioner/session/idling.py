@@ -13,16 +13,8 @@ from gpu_pool_client._leases import gives_way_after, why_over
 from gpu_pool_provisioner.session import expiry_policy, texts
 from gpu_pool_provisioner.session.events import Observed
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
+from gpu_pool_provisioner.session.times import DEFAULT, SessionTimes
 
-#: Seconds until the next look at a kernel whose slice is gone while it works.
-_SOON: Final = 0.5
-#: Seconds to leave a kernel alone that could not be parked.
-_TRY_AGAIN: Final = 30.0
-#: Seconds in which a pool may still do what it was asked for and has not answered.
-_PARKS_WITHIN: Final = 600.0
-#: Seconds between two looks at a lease that the pool watches over, or that may burst: its warnings are read
-#: that late.
-_REVOCABLE_EVERY: Final = 2.0
 _USED_MEANWHILE: Final = "The kernel was ended: it used the GPU after its slice had been taken back."
 
 
@@ -36,6 +28,7 @@ class Idling:
     idle_since: float
     #: When it is looked at next; None where nothing comes of it, or while that is done.
     observe_at: float | None
+    times: SessionTimes = DEFAULT
     kept_until: float = 0.0
     postponed_until: float = 0.0
     #: Whether what it keeps on its device cannot be moved although it seemed so.
@@ -116,7 +109,7 @@ class Parking:
         return self.taken or (texts.GIVEN_BACK if self.given_back else texts.PARKED)
 
 
-def begun(lease: Lease, now: float) -> tuple[Idling, list[str]]:
+def begun(lease: Lease, now: float, times: SessionTimes = DEFAULT) -> tuple[Idling, list[str]]:
     """Return what is known of a kernel that has just got the slice of a lease, and what its user is told.
 
     That is told before anything is passed on: a cell that waited for the slice may have ended before the
@@ -127,7 +120,7 @@ def begun(lease: Lease, now: float) -> tuple[Idling, list[str]]:
     step = expiry_policy.warning_at_start(terms, now)
     told = [text for text in (lease.message, step.message) if text]
     warned = frozenset({step.warns_of}) if step.warns_of else frozenset[str]()
-    idling = Idling(terms, now, observe_at, warned=warned, notice=lease.message, may_burst=may_burst)
+    idling = Idling(terms, now, observe_at, times, warned=warned, notice=lease.message, may_burst=may_burst)
     # What was asked for before is not meant for what it has not begun to run.
     return replace(idling, interrupted_at=lease.interrupt_at), told
 
@@ -217,7 +210,7 @@ def after_observation(idling: Idling, event: Observed, now: float) -> tuple[Idli
     if lease.interrupt_at is not None:
         idling = replace(idling, interrupted_at=lease.interrupt_at)
     step = expiry_policy.step(
-        lease.terms, observed(idling, event.busy, event.last_activity, event.activity), now
+        lease.terms, observed(idling, event.busy, event.last_activity, event.activity), now, idling.times
     )
     if step.message == expiry_policy.ASKED_BACK:
         if lease.asked_back is None and not idling.may_end:
@@ -241,18 +234,22 @@ def _without_slice(idling: Idling, event: Observed, now: float) -> ExpiryStep:
     if is_asked and event.activity is not None and event.activity.initialised:
         return ExpiryStep(ExpiryAction.END, f"{_USED_MEANWHILE} {lease.message}".rstrip())
     # Code that runs already cannot be held any more.
-    return ExpiryStep(ExpiryAction.NOTHING, again_in=_SOON) if event.busy else ExpiryStep(ExpiryAction.PARK)
+    return (
+        ExpiryStep(ExpiryAction.NOTHING, again_in=idling.times.soon)
+        if event.busy
+        else ExpiryStep(ExpiryAction.PARK)
+    )
 
 
 def without_observation(idling: Idling, now: float) -> Idling:
     """Return what is known where the pool did not answer."""
-    return _later(idling, ExpiryStep(ExpiryAction.NOTHING).again_in, now)
+    return _later(idling, idling.times.seldom, now)
 
 
 def _later(idling: Idling, seconds: float, now: float) -> Idling:
-    if idling.terms.revocable or idling.may_burst or now < idling.parks_until:
-        seconds = min(seconds, _REVOCABLE_EVERY)
-    return replace(idling, observe_at=now + seconds)
+    is_watched = idling.terms.revocable or idling.may_burst or now < idling.parks_until
+    most = idling.times.revocable_every if is_watched else idling.times.seldom
+    return replace(idling, observe_at=now + min(seconds, most))
 
 
 def kept_for(idling: Idling, wanted: int, now: float) -> tuple[Idling, str]:
@@ -275,9 +272,9 @@ def not_parked(idling: Idling, now: float, *, is_refused: bool, is_unanswered: b
     """Leave alone a kernel that could not be parked, and for good what must stay on its device."""
     return replace(
         idling,
-        postponed_until=now + _TRY_AGAIN,
+        postponed_until=now + idling.times.park_again,
         kept=idling.kept or is_refused,
-        parks_until=now + _PARKS_WITHIN if is_unanswered else idling.parks_until,
+        parks_until=now + idling.times.parks_within if is_unanswered else idling.parks_until,
         observe_at=now,
     )
 

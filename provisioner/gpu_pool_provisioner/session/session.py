@@ -12,6 +12,7 @@ from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Outlook, Sli
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session.events import SizeChange
+from gpu_pool_provisioner.session.times import DEFAULT, SessionTimes
 
 
 class State(enum.Enum):
@@ -130,6 +131,7 @@ class Session:
     #: Seconds for which a start waits for a pool that is away.
     outage_timeout: float = 0.0
     state: State = State.DOWN
+    times: SessionTimes = DEFAULT
 
     # -- The lease
     #: The lease that it keeps over restarts, also once it has ended: a kernel that has lost its slice must

@@ -14,9 +14,9 @@ import pytest
 from gpu_pool_client import PoolUnreachable
 from gpu_pool_client._remote.client import RemotePool, RetryTimes
 from gpu_pool_client._remote.endpoints import unix_endpoint
-from gpu_pool_provisioner import pool_work, provisioner
 from gpu_pool_provisioner.pools import open_pools
-from gpu_pool_provisioner.session import State
+from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
+from gpu_pool_provisioner.session import SessionTimes, State
 from gpu_pool_provisioner.settings import default_outage_timeout
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
@@ -56,8 +56,8 @@ async def test_a_kernel_that_is_asked_for_meanwhile_waits_and_runs(
 @pytest.fixture
 def patient(served: JupyterEnv, monkeypatch: pytest.MonkeyPatch) -> JupyterEnv:
     """An environment whose process tries a service that does not answer for longer than a test takes."""
-    monkeypatch.setattr(provisioner, "_ANSWERS_WITHIN", 3600.0)
-    monkeypatch.setattr(pool_work, "_ATTACHED_WITHIN", 3600.0)
+    times = SessionTimes(answers_within=3600.0, attached_within=3600.0)
+    monkeypatch.setattr(GPUPoolProvisioner, "times", times)
     endpoint, times = unix_endpoint(served.url), RetryTimes(never_heard=3600.0, known=3600.0)
     open_pools[served.url, os.getpid()] = RemotePool(endpoint, times)
     return served
@@ -150,7 +150,8 @@ async def test_an_interrupt_gives_up_and_the_next_cell_asks_again(
 async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
     served: JupyterEnv, service: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provisioner, "_BRIEF_GRACE", 600.0)  # what is forgotten would end by itself after it
+    # What is forgotten would end by itself after it.
+    monkeypatch.setattr(GPUPoolProvisioner, "times", SessionTimes(brief_grace=600.0))
     await service.end(signal.SIGKILL)
     km = manager(served.install("half", "50%", outage_timeout=600))
     await km.start_kernel()
@@ -206,7 +207,7 @@ async def test_a_service_that_takes_questions_and_answers_none_hangs_no_start(
     served: JupyterEnv, stopped: Service, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # How long a start hangs is nobody's setting; the stopped service would let it hang for all of it.
-    monkeypatch.setattr(provisioner, "_ANSWERS_WITHIN", 0.2)
+    monkeypatch.setattr(GPUPoolProvisioner, "times", SessionTimes(answers_within=0.2))
     km = manager(served.install("half", "50%"))
     await km.start_kernel()
     async with frontend(km) as page:

@@ -14,8 +14,8 @@ import pytest
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuota, PoolUnreachable
 from gpu_pool_client._background import in_background
-from gpu_pool_provisioner.session import _asking as asking
-from gpu_pool_provisioner.session import idling
+from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
+from gpu_pool_provisioner.session import SessionTimes
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, kill
 from support.pools import until
@@ -368,9 +368,8 @@ async def test_a_pool_that_cannot_answer_for_a_moment_costs_no_variables(
     fault: GpuPoolError,
 ) -> None:
     course(idle_limit="1s")
-    monkeypatch.setattr(asking, "RETRY_EVERY", 0.1)
-    # Constants of the session's table; it tries a dozen times here.
-    monkeypatch.setattr(idling, "_TRY_AGAIN", 0.1)
+    # It tries a dozen times here.
+    monkeypatch.setattr(GPUPoolProvisioner, "times", SessionTimes(ask_again=0.1, park_again=0.1))
     for name in ("attach", "park", "resume"):
         monkeypatch.setattr(jupyter_env.pool, name, every_other_time(getattr(jupyter_env.pool, name), fault))
     km = manager(jupyter_env.install("two"))

@@ -28,8 +28,9 @@ from gpu_pool_client import (
     Process,
     TakingEffect,
 )
+from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.proxy.relay import Relay
-from gpu_pool_provisioner.session import State, expiry_policy, idling
+from gpu_pool_provisioner.session import SessionTimes, State
 from support.frontend import Frontend, frontend
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
 from support.pools import device, take, until
@@ -38,6 +39,8 @@ from support.pools import device, take, until
 CUDA = "/dev/full"
 USE_CUDA = f"used = open({CUDA!r}, 'w')"
 EXAM = "The exam begins at ten."
+#: These tests wait for several of each. Nobody can say whether this card works.
+OFTEN = SessionTimes(revocable_every=0.2, pause=0.2, may_work=0.2)
 
 
 @pytest.fixture
@@ -53,10 +56,7 @@ def served(jupyter_env: JupyterEnv, course: Any, monkeypatch: pytest.MonkeyPatch
 
     course(idle_limit="1h")
     monkeypatch.setattr(pool, "open_embedded", open_pool)
-    # The session's rhythms are constants of its table; these tests wait for several of each.
-    monkeypatch.setattr(idling, "_REVOCABLE_EVERY", 0.2)
-    monkeypatch.setattr(expiry_policy, "_PAUSE", 0.2)
-    monkeypatch.setattr(expiry_policy, "_MAY_WORK", 0.2)  # nobody can say what this card does
+    monkeypatch.setattr(GPUPoolProvisioner, "times", OFTEN)
     return jupyter_env
 
 
@@ -348,7 +348,8 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
     await km.start_kernel()
     pool = pool_of(served)
     park, asked = pool.park, threading.Event()
-    monkeypatch.setattr(idling, "_TRY_AGAIN", 3_600)  # what is late is seen, and not asked again
+    # What is late is seen, and not asked again.
+    monkeypatch.setattr(GPUPoolProvisioner, "times", replace(OFTEN, park_again=3_600))
 
     async def activity(_: str) -> Activity:
         return Activity(initialised=True, working=False, movable=True)
