@@ -24,7 +24,7 @@ import gpu_pool.service.dashboard
 from gpu_pool.audit.callers import Caller
 from gpu_pool.courses import SHARED_FOLDERS, Courses, parse_course
 from gpu_pool.pool.pool import GpuPool
-from gpu_pool.service.browsers import Shared
+from gpu_pool.service.browsers import PageContext
 from gpu_pool.service.class_simulations import SimulationLimits
 from gpu_pool.service.connections import ConnectionLimits
 from gpu_pool.service.course_editor import CourseEditor
@@ -61,7 +61,7 @@ quota: {{share: 2}}
 class CallerOfCookie:
     """Stands before a page: who looks is whom the cookie ``user`` names, by a token where a Hub is asked."""
 
-    shared: Shared
+    shared: PageContext
 
     async def known(self) -> Caller:
         user: str = self.get_cookie("user")  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ def _application(
         oauth_client_id="service-gpu-pool",
     )
     asked: Any = identity
-    shared = Shared(served, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
+    shared = PageContext(served, changes, asked, InFlightRequests(), _LOG, hub, PREFIX)
     pages = [
         (Address(PREFIX, path, page), type(page.__name__, (CallerOfCookie, page), {}), {"shared": shared})
         for path, page in ROUTES

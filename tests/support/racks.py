@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_pool.audit.callers import Caller
 from gpu_pool.devices import Inventory
 from gpu_pool.devices.inventory import parse_devices
-from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Observed
+from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, LeasesObserved
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
@@ -82,9 +82,9 @@ class RackBackend(Backend):
         bound = set(self.bound)
         self.bound -= bound - {lease.id for lease in await living() if lease.state is LeaseState.HELD}
 
-    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
         waiting = {lease.id for lease in await living() if lease.is_queued}
-        return Observed(admitted=waiting - self.queue.waiting.keys())
+        return LeasesObserved(admitted=waiting - self.queue.waiting.keys())
 
     async def close(self) -> None:
         pass

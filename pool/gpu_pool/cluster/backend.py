@@ -32,7 +32,7 @@ from gpu_pool.devices import Inventory
 from gpu_pool.enforcement.watchdog import Tolerance, WatchdogRules
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Observed, PoolSide, Taken
+from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, LeasesObserved, PoolSide, Taken
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
@@ -263,7 +263,7 @@ class ClusterBackend(Backend):
         if self._claims is not None:
             self._claims.reconcile(every)
 
-    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
         """Return whose nodes are gone, who waits for what no node could give, and whom Kueue has let in."""
         if time.monotonic() >= self._evaluate_at or self.view.until_forgotten() == 0:
             self._evaluate_at = time.monotonic() + _EVALUATES_EVERY
@@ -287,7 +287,7 @@ class ClusterBackend(Backend):
             if lease.is_queued and self.has_kernel(lease.id) and not self.place(lease.id)
         ]
         too_much = await self._watch(every)
-        return Observed({**too_much, **nodes_gone, **await self._give_up_the_hopeless()}, admitted)
+        return LeasesObserved({**too_much, **nodes_gone, **await self._give_up_the_hopeless()}, admitted)
 
     async def _watch(self, every: Sequence[Lease]) -> Mapping[str, Taken]:
         """Have the watchdog judge these leases; return those that end for what they use."""

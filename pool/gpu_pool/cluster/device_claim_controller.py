@@ -20,7 +20,7 @@ from gpu_pool.cluster.device_claims import (
     DeviceMemory,
     HolderShape,
     Limits,
-    Owner,
+    ServiceAccount,
     Todo,
     by_device,
     claims_of,
@@ -88,7 +88,7 @@ class DeviceClaims:
             task.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)
 
-    async def _own_account(self) -> Owner | None:
+    async def _own_account(self) -> ServiceAccount | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         try:
             found = await self._api.ask("POST", _WHO, body)
@@ -98,7 +98,7 @@ class DeviceClaims:
         user = mapping(mapping(found.get("status")).get("userInfo"))
         namespace, _, name = str(user.get("username", "")).removeprefix(_ACCOUNT).partition(":")
         if namespace == self._shape.namespace and name and user.get("uid"):
-            return Owner(name, str(user["uid"]))
+            return ServiceAccount(name, str(user["uid"]))
         self._log.warning(
             "The service has no account in %s: its claims of devices stay when it is uninstalled. "
             "They are listed by kubectl get resourceclaims -n %s -l jupyter-gpu-pool/pool",

@@ -47,7 +47,7 @@ NOT_ASSIGNED: Final = PodTaken(
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class ServiceAccount:
     """The service's account: what it owns goes with it, when the service is uninstalled."""
 
     name: str
@@ -69,7 +69,7 @@ class HolderShape:
     #: Keys of taints that they tolerate, and for how many seconds their machine may not answer.
     tolerations: tuple[str, ...] = ()
     lost_after: int = 60
-    owner: Owner | None = None
+    owner: ServiceAccount | None = None
 
 
 def holder(
@@ -82,12 +82,56 @@ def holder(
     claim = claim_name(shape.pool, uuid)
     begin = f"{claim.replace('device', 'holder', 1)}-"
     numbers = [int(tail) for each in names if (tail := each.removeprefix(begin)).isdecimal()]
+    metadata = {
+        "name": f"{begin}{1 + max(numbers, default=0)}",
+        "namespace": shape.namespace,
+        "labels": {
+            "app.kubernetes.io/managed-by": PREFIX,
+            "app.kubernetes.io/component": COMPONENT,
+            HOLDER_LABEL: label_value(shape.pool),
+        },
+        "annotations": {
+            DEVICE: uuid,
+            NODE: node,
+            # A node with nothing else may go; kernels keep theirs by themselves.
+            "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+        },
+    }
+    spec = _holder_spec(shape, claim, node, taints)
+    return owned({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, shape.owner)
+
+
+def _holder_spec(shape: HolderShape, claim: str, node: str, taints: Iterable[Manifest]) -> dict[str, Any]:
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": shape.lost_after}
     on_node = {"key": "metadata.name", "operator": "In", "values": [node]}
     term = {"nodeSelectorTerms": [{"matchFields": [on_node]}]}
-    container = {
+    return {
+        "restartPolicy": "Always",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        # With 0, a driver is told of the next claim before it is told that this one is over.
+        "terminationGracePeriodSeconds": 2,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65_535,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}},
+        "tolerations": [
+            *tolerations_of(shape.tolerations),
+            *map(dict, taints),
+            *({"key": key, **lost} for key in _LOST),
+        ],
+        # Its container does not name it, and so has no device.
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
+        "containers": [_holder_container(shape.image)],
+    }
+
+
+def _holder_container(image: str) -> dict[str, Any]:
+    return {
         "name": "holder",
-        "image": shape.image,
+        "image": image,
         "resources": {
             "requests": {"cpu": "1m", "memory": "8Mi"},
             "limits": {"cpu": "10m", "memory": "16Mi"},
@@ -100,52 +144,9 @@ def holder(
             "capabilities": {"drop": ["ALL"]},
         },
     }
-    return owned(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": f"{begin}{1 + max(numbers, default=0)}",
-                "namespace": shape.namespace,
-                "labels": {
-                    "app.kubernetes.io/managed-by": PREFIX,
-                    "app.kubernetes.io/component": COMPONENT,
-                    HOLDER_LABEL: label_value(shape.pool),
-                },
-                "annotations": {
-                    DEVICE: uuid,
-                    NODE: node,
-                    # A node with nothing else may go; kernels keep theirs by themselves.
-                    "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
-                },
-            },
-            "spec": {
-                "restartPolicy": "Always",
-                "automountServiceAccountToken": False,
-                "enableServiceLinks": False,
-                # With 0, a driver is told of the next claim before it is told that this one is over.
-                "terminationGracePeriodSeconds": 2,
-                "securityContext": {
-                    "runAsNonRoot": True,
-                    "runAsUser": 65_535,
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
-                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}},
-                "tolerations": [
-                    *tolerations_of(shape.tolerations),
-                    *map(dict, taints),
-                    *({"key": key, **lost} for key in _LOST),
-                ],
-                # Its container does not name it, and so has no device.
-                "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
-                "containers": [container],
-            },
-        },
-        shape.owner,
-    )
 
 
-def owned(made: dict[str, Any], owner: Owner | None) -> dict[str, Any]:
+def owned(made: dict[str, Any], owner: ServiceAccount | None) -> dict[str, Any]:
     """Return an object that goes with its owner, if there is one."""
     if owner is not None:
         made["metadata"]["ownerReferences"] = [owner.reference]
@@ -234,19 +235,19 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DeviceDecision:
     """What there is to do, and what is known from now on; None where nothing has to be."""
 
     todo: Todo = field(default_factory=Todo)
     memory: DeviceMemory | None = None
 
 
-def decide(memory: DeviceMemory, facts: DeviceFacts, now: float, limits: Limits) -> Decision:
+def decide(memory: DeviceMemory, facts: DeviceFacts, now: float, limits: Limits) -> DeviceDecision:
     """Return what there is to do about one device."""
     return (_in_use if facts.in_use else _empty)(memory, facts, now, limits)
 
 
-def _in_use(memory: DeviceMemory, facts: DeviceFacts, now: float, limits: Limits) -> Decision:
+def _in_use(memory: DeviceMemory, facts: DeviceFacts, now: float, limits: Limits) -> DeviceDecision:
     claim = facts.claim
     known = replace(
         memory,
@@ -255,34 +256,36 @@ def _in_use(memory: DeviceMemory, facts: DeviceFacts, now: float, limits: Limits
         waits_since=None if claim and claim.is_allocated else _since(memory.waits_since, now),
     )
     if claim is not None and claim.is_ending and claim.uid != memory.given_back:
-        return Decision(Todo(end_leases=DELETED), known)
+        return DeviceDecision(Todo(end_leases=DELETED), known)
     if memory.claim and (claim is None or claim.uid != memory.claim):
-        return Decision(Todo(end_leases=DELETED, vanished=memory.claim), known)
+        return DeviceDecision(Todo(end_leases=DELETED, vanished=memory.claim), known)
     if _is_past(known.unlisted_since, limits.unlisted_for, now):
-        return Decision(Todo(end_leases=UNLISTED), known)
+        return DeviceDecision(Todo(end_leases=UNLISTED), known)
     if _is_past(known.waits_since, limits.assigned_within, now):
-        return Decision(Todo(end_leases=TAKEN if facts.is_taken else NOT_ASSIGNED), known)
+        return DeviceDecision(Todo(end_leases=TAKEN if facts.is_taken else NOT_ASSIGNED), known)
     if claim is None:
-        return Decision(Todo(make_claim=True), replace(known, claim=""))
+        return DeviceDecision(Todo(make_claim=True), replace(known, claim=""))
     if claim.is_ending:  # given back a moment ago: it is made anew when it is gone
-        return Decision(Todo(end_holders=facts.is_held), replace(known, claim=""))
-    return Decision(Todo(make_holder=facts.is_open and not facts.is_held), replace(known, claim=claim.uid))
+        return DeviceDecision(Todo(end_holders=facts.is_held), replace(known, claim=""))
+    return DeviceDecision(
+        Todo(make_holder=facts.is_open and not facts.is_held), replace(known, claim=claim.uid)
+    )
 
 
-def _empty(memory: DeviceMemory, facts: DeviceFacts, now: float, limits: Limits) -> Decision:
+def _empty(memory: DeviceMemory, facts: DeviceFacts, now: float, limits: Limits) -> DeviceDecision:
     claim = facts.claim
     if claim is None and not facts.holders:
-        return Decision()
+        return DeviceDecision()
     since = _since(memory.empty_since, now)
     known = DeviceMemory(given_back=memory.given_back, empty_since=since)
     is_ending = claim is None or claim.is_ending
     if not is_ending and not _is_past(since, limits.empty_for, now):
-        return Decision(memory=known)
+        return DeviceDecision(memory=known)
     if facts.is_held:
-        return Decision(Todo(end_holders=True), known)
+        return DeviceDecision(Todo(end_holders=True), known)
     if is_ending or facts.holders or claim is None:
-        return Decision(memory=known)
-    return Decision(Todo(end_claim=True), replace(known, given_back=claim.uid))
+        return DeviceDecision(memory=known)
+    return DeviceDecision(Todo(end_claim=True), replace(known, given_back=claim.uid))
 
 
 def _since(before: float | None, now: float) -> float:

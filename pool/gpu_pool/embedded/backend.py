@@ -15,7 +15,7 @@ from gpu_pool.devices.driver_check import DriverCheck
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer
 from gpu_pool.enforcement.machine import owned, unowned
-from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, Observed, PoolSide
+from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, LeasesObserved, PoolSide
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import registration
 from gpu_pool.store.context import StoreContext
@@ -117,9 +117,9 @@ class LocalBackend(Backend):
         """See ``Backend.unbind``: limits are taken away."""
         await self.enforcer.settle(living)
 
-    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:  # noqa: ARG002
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:  # noqa: ARG002
         """Return nothing: leases here end with their processes, which the pool judges."""
-        return Observed()
+        return LeasesObserved()
 
     def allows_burst(self, device: Device) -> bool:
         """See ``Backend.allows_burst``: what is counted, and held by what can follow."""

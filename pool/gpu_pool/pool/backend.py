@@ -68,7 +68,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class LeasesObserved:
     """What a look at the living leases has found."""
 
     #: Those that have lost what they need, by id.
@@ -179,7 +179,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> Observed:
+    async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
         """Return which of the living leases have lost what they need, and which were let in elsewhere.
 
         ``living`` reads the leases. Whether their processes live, the pool judges itself. What was let in

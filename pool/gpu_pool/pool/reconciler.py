@@ -16,7 +16,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpu_pool.pool.backend import Backend, ExternalQueue, Observed, Taken
+from gpu_pool.pool.backend import Backend, ExternalQueue, LeasesObserved, Taken
 from gpu_pool.pool.registry import DeviceRegistry
 from gpu_pool.store import burst, leases, reclaim, yielding
 from gpu_pool.store.context import StoreContext
@@ -41,7 +41,7 @@ class Facts:
     leads: bool = False
     findings: Findings = field(default_factory=Findings)
     #: What the backend knows of the leases.
-    seen: Observed = field(default_factory=Observed)
+    seen: LeasesObserved = field(default_factory=LeasesObserved)
     #: Whether nothing can happen by itself until somebody asks for something.
     may_rest: bool = False
 

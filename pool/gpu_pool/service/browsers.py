@@ -34,8 +34,8 @@ _NO_LOGIN_REMEDY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What all pages are given."""
+class PageContext:
+    """What all pages are given to answer with."""
 
     served: ServedPool
     changes: LeaseChanges
@@ -62,9 +62,9 @@ def hub_login(place: HubPlace) -> HubOAuth:
 class _Quiet(HubOAuthenticated, RequestHandler):  # type: ignore[misc] # JupyterHub has no types
     """What keeps the secrets of addresses and cookies out of the log."""
 
-    shared: Shared
+    shared: PageContext
 
-    def initialize(self, shared: Shared) -> None:
+    def initialize(self, shared: PageContext) -> None:
         """Take what all pages are given. Called by tornado."""
         self.shared = shared
         self.hub_auth = shared.hub_auth
@@ -135,7 +135,7 @@ class BrowserPage(_Quiet):
     #: Bytes that may be sent to the page; 0 for as many as to any other address.
     most_body: ClassVar[int] = 0
 
-    def initialize(self, shared: Shared) -> None:
+    def initialize(self, shared: PageContext) -> None:
         """Take what all pages are given. Called by tornado."""
         super().initialize(shared)
         self.changes = shared.changes

@@ -47,7 +47,7 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class ConnectionOwner:
     """Whose connections are counted together."""
 
     name: str
@@ -64,7 +64,7 @@ class Connection:
     """One that is open."""
 
     stream: IOStream
-    owner: Owner
+    owner: ConnectionOwner
     #: Whether it waits for a request, or for the rest of one.
     is_waiting: bool = True
     #: The connections that it is counted among; None once it is not any more.
@@ -93,9 +93,9 @@ class Connections:
         #: Those of each address with a request of which it is not known yet whose it is, the oldest first.
         self._unknown: dict[str, dict[Connection, None]] = {}
 
-    def person(self, name: str, user: str, *, is_admin: bool) -> Owner:
+    def person(self, name: str, user: str, *, is_admin: bool) -> ConnectionOwner:
         """Return whose connections those of a person are; ``name`` is what they are counted by."""
-        return Owner(name, self.limits.per_user, is_privileged=is_admin or self._holds(user))
+        return ConnectionOwner(name, self.limits.per_user, is_privileged=is_admin or self._holds(user))
 
     def add(self, connection: Connection) -> bool:
         """Count one more; return False for one too many, which is not counted."""
@@ -121,7 +121,7 @@ class Connections:
             connection.is_waiting = is_waiting
             self._count(connection)
 
-    def assign(self, connection: Connection, owner: Owner) -> bool:
+    def assign(self, connection: Connection, owner: ConnectionOwner) -> bool:
         """Count a connection among those of its true owner; return False where they have too many."""
         if connection.among is None or connection.owner == owner:
             return True
@@ -132,7 +132,7 @@ class Connections:
         self._count(connection)
         return fits
 
-    def is_allowed(self, owner: Owner) -> bool:
+    def is_allowed(self, owner: ConnectionOwner) -> bool:
         """Whether an owner may go on with a request of theirs: its connection is not kept for others.
 
         Those that ask nothing or are nobody's yet are in nobody's way, since they end for whoever comes.
@@ -142,7 +142,7 @@ class Connections:
         self._say_full()
         return False
 
-    def _has_room(self, owner: Owner) -> bool:
+    def _has_room(self, owner: ConnectionOwner) -> bool:
         """Whether an owner may have one more, perhaps in place of another."""
         if owner.most is None:
             return True
@@ -172,7 +172,7 @@ class Connections:
             return True
         return self._end_oldest(address)
 
-    def _has_room_for_all(self, owner: Owner) -> bool:
+    def _has_room_for_all(self, owner: ConnectionOwner) -> bool:
         """Whether there may be one more of all together, perhaps in place of another."""
         # Of one that nobody is known for it is decided later whether it may stay.
         may_use_all = owner.is_privileged or owner.is_address

@@ -31,8 +31,8 @@ from gpu_pool.service.callers import ACCOUNTS, PeerIdentity, peer_of
 from gpu_pool.service.connections import (
     Connection,
     ConnectionLimits,
+    ConnectionOwner,
     Connections,
-    Owner,
     client_address,
     counted_by,
     is_within,
@@ -131,15 +131,15 @@ class LimitedServer(HTTPServer):
         """Return what is known of whoever has connected. Raises ``OSError`` if they have gone again."""
         return address
 
-    def owner(self, address: Any) -> Owner:
+    def owner(self, address: Any) -> ConnectionOwner:
         """Return whose a new connection is."""
         return self._at(counted_by(address[0]))
 
-    def _at(self, client: str) -> Owner:
+    def _at(self, client: str) -> ConnectionOwner:
         """Return whose the connections are of which an address is all that is known."""
         limits = self._counts.limits
         most = None if is_within(client, limits.proxies) else limits.per_address
-        return Owner(f"address {client}", most, is_address=True)
+        return ConnectionOwner(f"address {client}", most, is_address=True)
 
 
 class PeerServer(LimitedServer):
@@ -163,7 +163,7 @@ class PeerServer(LimitedServer):
         """Return the peer."""
         return peer_of(stream.socket)
 
-    def owner(self, address: Any) -> Owner:
+    def owner(self, address: Any) -> ConnectionOwner:
         """Return the person, and whether they are somebody for whom connections are kept."""
         try:
             caller = self._identity.caller(address)

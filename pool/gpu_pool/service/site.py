@@ -13,7 +13,7 @@ from tornado.web import Application
 
 from gpu_pool.courses import Courses
 from gpu_pool.service.api import ApiOptions, api
-from gpu_pool.service.browsers import BrowserPage, Callback, Files, Shared, hub_login
+from gpu_pool.service.browsers import BrowserPage, Callback, Files, PageContext, hub_login
 from gpu_pool.service.course_editor import CourseEditor
 from gpu_pool.service.dashboard.edit_page import EditPage
 from gpu_pool.service.dashboard.live_pages import Dashboard
@@ -78,7 +78,7 @@ def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING)
         place.hub, options.admins, options.pool.backend.boot, most_waiting=most_waiting, log=options.log
     )
     login = hub_login(place)
-    shared = Shared(
+    shared = PageContext(
         options.served,
         options.changes,
         identity,
