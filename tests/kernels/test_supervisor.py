@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -24,7 +26,11 @@ WITHIN = 60.0
 
 
 def command_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    """Return the command line of a process; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 async def until_gone(pid: int) -> None:
@@ -348,6 +354,33 @@ async def test_a_restart_while_another_template_becomes_ready(tmp_path: Path) ->
         go.write_text("")
         await restart
         assert await pod.value("1 + 1") == "2"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_restart_is_answered_whatever_happens_to_the_templates(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    async with supervised(tmp_path, "--preload", "wave") as pod:
+        control = await pod.connect()
+        kernel = await pod.pid()
+
+        async def has_begun_to_import() -> bool:
+            is_begun = any(b"wave" in command_of(each) for each in children_of(pod.process.pid))
+            return is_begun or "without what is preloaded" in pod.log.read_text()
+
+        for _ in range(10):
+            await eventually(has_begun_to_import)
+            struck = [each for each in children_of(pod.process.pid) if each != kernel]
+            restart = asyncio.create_task(control.restart(within=WITHIN))
+            if draw.random() < 0.5:
+                await until_gone(kernel)
+            for each in struck:
+                if (number := draw.choice((0, 0, signal.SIGKILL, signal.SIGSTOP))) != 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(each, number)
+            await restart
+            kernel = await pod.pid()
+    assert "Traceback" not in pod.log.read_text()
 
 
 async def test_modules_that_leave_no_process_to_fork_do_no_harm(tmp_path: Path) -> None:
