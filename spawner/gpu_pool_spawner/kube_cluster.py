@@ -210,4 +210,4 @@ def _warn(text: str) -> None:
 @functools.cache
 def cluster_reader_of(client: ApiClient, dialect: str, options: DialectOptions) -> ClusterReader:
     """Return the reader of a cluster that all spawners with this client share."""
-    return ClusterReader(Api(client, namespace=""), dialect, options)
+    return ClusterReader(Api.of(client), dialect, options)

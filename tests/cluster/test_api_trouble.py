@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,15 @@ async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
         await pool.launch(lease.id, command())
     assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
     assert f"The cluster refused POST /api/v1/namespaces/hub/pods: 403 Forbidden: {words}" in caplog.text
+
+
+async def test_a_service_that_may_not_read_everything_does_not_wait_for_that_to_change(
+    fake: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_pool.cluster.view._SETTLED_WITHIN", 3600.0)
+    fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "resourceclaims" else None
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    async with AsyncExitStack() as stack:
+        opened = cluster_pool(tmp_path / "store.db", config, HUB)
+        pool = await asyncio.wait_for(stack.enter_async_context(opened), 120)
+        await held(pool)

@@ -13,33 +13,30 @@ import os
 import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 from urllib.request import getproxies
 
 from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponse, ClientSession, ClientTimeout
-from kubernetes_asyncio import config
-from kubernetes_asyncio.client import ApiClient, Configuration
-from kubernetes_asyncio.config import ConfigException
 
+from gpu_pool.cluster.api_access import ApiAccess, ClientAccess, PodAccess, by_kubeconfig
 from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.pod_troubles import denial, violation
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client._backoff import Backoff
 
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import ApiClient
+
 #: Seconds in which a connection is made, and in which an answer has come.
 _CONNECT_WITHIN, _ANSWER_WITHIN = 10.0, 15.0
-#: Connections at most, watches included: a server that is busy has no use for more.
-_CONNECTIONS: Final = 48
 #: Answers after which the same question may be answered later: too many requests, and a server in trouble.
 _LATER: Final = (429, 500, 502, 503, 504)
 #: Bytes of an event that can be read: more than etcd keeps of an object.
 _LONGEST_LINE: Final = 2**21
 #: OpenSSL's numbers for what a strict verification finds amiss with the form of a certificate.
 _FORM: Final = range(80, 94)
-_OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _JSON: Final = "application/json"
 #: Asks for objects without what is in them: a list, and the events of a watch.
 _NAMES: Final = {
@@ -71,31 +68,34 @@ class ApiRefused(Exception):
 class Api:
     """The API of one cluster, as the pool's service may use it. Made by :func:`connect`."""
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
-        self._client = client
-        sent_by = client.rest_client
+    def __init__(self, access: ApiAccess, namespace: str) -> None:
+        self._access = access
         self._session = ClientSession(
-            connector=sent_by.pool_manager.connector,
+            connector=access.connector,
             connector_owner=False,
             # Looking for proxies takes as long as all the rest of a request, so it is done once.
             trust_env=bool(getproxies()),
             read_bufsize=_LONGEST_LINE,
         )
-        self._proxy: dict[str, Any] = {"proxy": sent_by.proxy, "proxy_headers": sent_by.proxy_headers}
         #: The namespace that the configuration names.
         self.namespace = namespace
         #: Requests so far by method, lists and watches by these names.
         self.counts: dict[str, int] = {}
 
+    @classmethod
+    def of(cls, client: ApiClient, namespace: str = "") -> Api:
+        """Return the API that Kubernetes' client was told to ask."""
+        return cls(ClientAccess(client), namespace)
+
     @property
     def url(self) -> str:
         """Where the API server is."""
-        return str(self._client.configuration.host)
+        return self._access.url
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
-        await self._client.close()
+        await self._access.close()
 
     async def list(self, path: str, query: Mapping[str, str], *, names_only: bool = False) -> Any:
         """Return one page of a list."""
@@ -151,20 +151,18 @@ class Api:
         within: float,
         accept: str,
     ) -> ClientResponse:
-        configuration = self._client.configuration
         headers = {"Accept": accept, "Content-Type": _JSON}
-        token = await configuration.get_api_key_with_prefix("BearerToken")
-        if token:
-            headers["Authorization"] = token
+        authorization = await self._access.authorization()
+        if authorization:
+            headers["Authorization"] = authorization
         return await self._session.request(
             method,
-            f"{configuration.host}{path}{'?' if query else ''}{urlencode(query)}",
+            f"{self._access.url}{path}{'?' if query else ''}{urlencode(query)}",
             headers=headers,
             data=None if body is None else json.dumps(body),
-            server_hostname=self._client.rest_client.server_hostname,
             # Many may wait here for a connection to be free: that is not the server's fault.
             timeout=ClientTimeout(total=None, sock_connect=_CONNECT_WITHIN, sock_read=within),
-            **self._proxy,
+            **self._access.options,
         )
 
     def _count(self, what: str) -> None:
@@ -214,23 +212,18 @@ async def connect(kubeconfig: str = "", *, lax: bool = False) -> Api:
     them, for whom and until when is verified all the same.
     Raises ``PoolUnreachable`` where there is none of them.
     """
-    configuration = Configuration()
-    configuration.disable_strict_ssl_verification = lax
-    configuration.connection_pool_maxsize = _CONNECTIONS
     file = kubeconfig or os.environ.get("KUBECONFIG", "")
     try:
         if file:
-            loader = await config.load_kube_config(file, client_configuration=configuration)
-            namespace = str((loader.current_context or {})["context"].get("namespace") or "default")
-        else:
-            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-            namespace = _OWN_NAMESPACE.read_text().strip()
-    except (ConfigException, OSError, ValueError, TypeError) as error:
+            access, namespace = await by_kubeconfig(file, lax=lax)
+            return Api(access, namespace)
+        account = PodAccess(lax=lax)
+    except (OSError, ValueError, TypeError) as error:
         raise PoolUnreachable(
             f"There is no cluster to serve: {error}",
             "Run the service in a pod with a service account, or set KUBECONFIG.",
         ) from error
-    return Api(ApiClient(configuration), namespace)
+    return Api(account, account.namespace)
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0

@@ -56,8 +56,8 @@ class Informer:
         self._version = ""
         #: What was put while all is listed. The list may be older, and miss it.
         self._put: set[Key] = set()
-        #: Set once all objects are known.
-        self.synced = asyncio.Event()
+        #: Set once all objects are known; and the other one also once it is known that they may not be read.
+        self.synced, self.settled = asyncio.Event(), asyncio.Event()
         #: Why it cannot be read, in words; empty if it can.
         self.problem = ""
         #: Whether the API server answered last time.
@@ -115,6 +115,7 @@ class Informer:
             self._log.error("The API server refuses %s", problem)
         self.problem = problem
         if refused.status == _FORBIDDEN:
+            self.settled.set()
             return _LONGEST_PAUSE
         self._version = ""
         return None
@@ -127,7 +128,7 @@ class Informer:
         if tried < len(self._paths):
             return _NEXT_PAUSE
         self._replace({})  # the cluster does not serve this kind
-        self.synced.set()
+        self._know_all()
         return _ABSENT_PAUSE
 
     def _is_tried_next(self) -> bool:
@@ -156,7 +157,11 @@ class Informer:
         version = str(metadata.get("resourceVersion", ""))
         self._replace(found, but=self._put_after(version))
         self._version = version
+        self._know_all()
+
+    def _know_all(self) -> None:
         self.synced.set()
+        self.settled.set()
 
     def _put_after(self, version: str) -> set[Key]:
         """Return what was put and is newer than a list; a watch from there on tells how it went on."""

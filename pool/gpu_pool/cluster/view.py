@@ -44,6 +44,10 @@ from gpu_pool_client import Device, Enforcement, GpuPoolError, NeverFits, PoolUn
 
 #: Closed nodes of which somebody who waits is told why.
 _MOST_TOLD: Final = 3
+#: What limits a slice of which nothing is known.
+_UNLIMITED: Final = Enforcement()
+#: Seconds in which the API server has answered for the kinds of objects that need not be there.
+_SETTLED_WITHIN: Final = 5.0
 
 #: Is told what a kernel's pod was and what it is.
 KernelChanged = Callable[["Manifest | None", "Manifest | None"], None]
@@ -128,7 +132,8 @@ class ClusterView:
             ) from None
         # What the service may not read is as if it was not there.
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(each.synced.wait() for each in self._more.values())), 5)
+            settled = (each.settled.wait() for each in self._more.values())
+            await asyncio.wait_for(asyncio.gather(*settled), _SETTLED_WITHIN)
 
     async def stop(self) -> None:
         """Watch no more."""
@@ -250,7 +255,7 @@ class ClusterView:
         try:
             return self.translate(request).statement.enforcement
         except GpuPoolError:
-            return Enforcement()
+            return _UNLIMITED
 
     # -- Claims of whole devices ----------------------------------------------
 
