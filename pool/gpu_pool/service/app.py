@@ -36,6 +36,7 @@ from gpu_pool.service.health import check_processes_are_seen
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.http_server import BACKLOG, LimitedServer, PeerServer, ServiceSocket
 from gpu_pool.service.hub import HubPlace, hub_place, named_by
+from gpu_pool.service.hub_site import HubSite
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics
 from gpu_pool.service.node_identity import NodeIdentity
@@ -177,15 +178,17 @@ class ServeApp(ServeSettings, Program):
         await heartbeats.end_unheard(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats, self._pool_settings.tuning.looked_every)
         options = self._options(pool, changes, heartbeats)
-        servers = [self._open_socket(options, listening)]
+        servers, later = [self._open_socket(options, listening)], []
         if self._place is not None:
-            servers.append(self._open_hub(options, self._place))
+            hub_site = self._hub_site(options, self._place)
+            servers.append(self._open_hub(options, self._place, hub_site))
+            later.append(_show_pages(hub_site, servers[-1]))
         courses = CourseLog(options.courses, self.log)
         await asyncio.to_thread(courses.log_changes)
         health = options.served.health
         running = [
             asyncio.create_task(each)
-            for each in (changes.run(), courses.run(), health.run(), self._forget_old(pool))
+            for each in (changes.run(), courses.run(), health.run(), self._forget_old(pool), *later)
         ]
         self.log.info("Serving %s at unix:%s", pool.url, listening.path)
         # What is there now lives as long as the service: the search for garbage need not go through it
@@ -300,12 +303,13 @@ class ServeApp(ServeSettings, Program):
         server.add_socket(listening.listener)
         return server
 
-    def _open_hub(self, options: ApiOptions, place: HubPlace) -> LimitedServer:
+    def _hub_site(self, options: ApiOptions, place: HubPlace) -> HubSite:
         with needs_extra("hub", "JupyterHub support"):
-            from gpu_pool.service.site import site
+            return HubSite(options, place, self.max_unknown_tokens)
+
+    def _open_hub(self, options: ApiOptions, place: HubPlace, hub_site: HubSite) -> LimitedServer:
         limits = self._connection_limits(self.max_clients)
-        application = site(options, place, self.max_unknown_tokens)
-        server = LimitedServer(application, self.log, limits, options.changes.holds)
+        server = LimitedServer(hub_site.without_pages(), self.log, limits, options.changes.holds)
         try:
             server.listen(place.port, place.host, backlog=BACKLOG)
         except OSError as error:
@@ -315,6 +319,15 @@ class ServeApp(ServeSettings, Program):
             ) from error
         self.log.info("For the JupyterHub at http://%s:%d%s", place.host, place.port, place.prefix)
         return server
+
+
+async def _show_pages(hub_site: HubSite, server: LimitedServer) -> None:
+    """Serve the pages, too, as soon as they are loaded."""
+    application = await hub_site.with_pages()
+    if application is not None:
+        server.request_callback = application
+    hub_site.go_on()
+    gc.freeze()  # as what was there before
 
 
 def _courses(settings: PoolSettings) -> tuple[CourseFolder | None, Callable[[], Courses]]:

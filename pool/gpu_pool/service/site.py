@@ -1,4 +1,4 @@
-"""What a JupyterHub's users see of the service: API, pages and login. Imported behind a Hub only."""
+"""What a JupyterHub's users see of the service: API, pages and login. Loaded last, see ``hub_site``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpu_pool.service.dashboard.pages import (
     PoolPage,
     Revoke,
 )
-from gpu_pool.service.hub import MOST_WAITING, HubIdentity, HubPlace
+from gpu_pool.service.hub import HubIdentity, HubPlace
 
 _LEASE: Final = r"leases/([^/]{1,64})"
 
@@ -69,14 +69,8 @@ class Address(PathMatches):
 _DASHBOARD: Final = Path(__file__).with_name("dashboard")
 
 
-def site(options: ApiOptions, place: HubPlace, most_waiting: int = MOST_WAITING) -> Application:
-    """Return the application for the Hub's users, all of it below the prefix of the place.
-
-    Of one address at most ``most_waiting`` requests wait for the Hub to say whose their tokens are.
-    """
-    identity = HubIdentity(
-        place.hub, options.admins, options.pool.backend.boot, most_waiting=most_waiting, log=options.log
-    )
+def site(options: ApiOptions, place: HubPlace, identity: HubIdentity) -> Application:
+    """Return the application for the Hub's users, all of it below the prefix of the place."""
     login = hub_login(place)
     shared = PageContext(
         options.served,
