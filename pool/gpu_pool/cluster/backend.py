@@ -46,6 +46,7 @@ from gpu_pool_client import (
     BadRequest,
     Device,
     EndReason,
+    Enforcement,
     Failure,
     Holder,
     KernelCommand,
@@ -108,6 +109,8 @@ class ClusterBackend(Backend):
         #: When it is looked next whether anything was missed (``time.monotonic()``).
         self._evaluate_at = 0.0
         self.agents = self._use = NodeUseReports(api, self.view, kubernetes, log)
+        #: Leases as they were described last, by id, with what they are described by.
+        self._described: dict[str, tuple[Lease, Enforcement | None, Lease]] = {}
         #: What the watchdog says to the users of leases, until it is written down.
         self._notices: dict[str, str] = {}
         self._watchdog: PodWatchdog | None = None
@@ -239,15 +242,14 @@ class ClusterBackend(Backend):
         return self._watchdog.described(described)
 
     def _by_dialect(self, lease: Lease) -> Lease:
-        terms = replace(lease.terms, revocable=True)
-        if not lease.slices:
-            return replace(lease, terms=terms)
-        # Whatever is free up to its limit the cluster leaves to it by itself.
-        slices = tuple(
-            replace(part, burst_mib=max(0, part.limit_mib - part.memory_mib)) for part in lease.slices
-        )
-        enforcement = self.view.enforcement(lease.request)
-        return replace(lease, terms=terms, slices=slices, enforcement=enforcement)
+        """Say what the dialect says: of thousands, few are others than when they were described last."""
+        enforcement = self.view.enforcement(lease.request) if lease.slices else None
+        known = self._described.get(lease.id)
+        if known is not None and known[0] is lease and known[1] is enforcement:
+            return known[2]
+        described = _described(lease, enforcement)
+        self._described[lease.id] = lease, enforcement, described
+        return described
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002
         """Return the lease described: it takes effect in the pod of its kernel, see :meth:`launch`."""
@@ -259,6 +261,8 @@ class ClusterBackend(Backend):
         """End the kernels of leases that have ended."""
         known, every = self.kernels.known(), await living()
         self._live = frozenset(lease.id for lease in every)
+        if len(self._described) > 2 * len(self._live):
+            self._described = {name: each for name, each in self._described.items() if name in self._live}
         self.kernels.settle(known, self._live)
         if self._claims is not None:
             self._claims.reconcile(every)
@@ -416,6 +420,15 @@ class ClusterBackend(Backend):
 
     async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
         await self.pool.record_failure(lease_id, failure)
+
+
+def _described(lease: Lease, enforcement: Enforcement | None) -> Lease:
+    terms = replace(lease.terms, revocable=True)
+    if enforcement is None:
+        return replace(lease, terms=terms)
+    # Whatever is free up to its limit the cluster leaves to it by itself.
+    slices = tuple(replace(part, burst_mib=max(0, part.limit_mib - part.memory_mib)) for part in lease.slices)
+    return replace(lease, terms=terms, slices=slices, enforcement=enforcement)
 
 
 def _add_use(store: StoreContext, news: Mapping[str, Measured]) -> None:

@@ -251,7 +251,9 @@ class KernelPods:
         for lease_id in self._view.own.leases():
             pods = self._living(lease_id)
             newest = _newest(pods) if pods else None
-            if newest is not None and is_starting(newest, self._around(newest)):
+            if newest is None or mapping(newest.get("status")).get("phase") == "Running":
+                continue  # as most are: nothing else need be known of them
+            if is_starting(newest, self._around(newest)):
                 metadata = newest["metadata"]
                 launch = str(mapping(metadata.get("annotations")).get(LAUNCH, ""))
                 found[KernelStart(str(metadata["namespace"]), lease_id, launch)] = str(metadata["uid"])

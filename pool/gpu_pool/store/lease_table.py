@@ -36,6 +36,8 @@ from gpu_pool_client import (
 _Values: TypeAlias = tuple[object, ...]
 
 _ID: Final = re.compile(r"([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
+#: Seconds by which a moment differs that is worked out anew, where the clock of the wall has been set.
+_CLOCK_SET: Final = 0.5
 #: Characters that are kept of a text that came from outside.
 MOST_TEXT: Final = 200
 
@@ -86,9 +88,8 @@ class LeaseTable:
             lease = known.get(values)
             if lease is None or lease.slices != parts:  # what is known of a device may have changed
                 lease = self.value(row, parts)
-            if row["ends_by"] is not None:  # the clock of the wall may have been set
-                ends_at = self._clock.wall_at(row["ends_by"])
-                lease = replace(lease, terms=replace(lease.terms, ends_at=ends_at))
+            if row["ends_by"] is not None:
+                lease = _ending_at(lease, self._clock.wall_at(row["ends_by"]))
             self._not_waiting[values] = lease
         return tuple(self._not_waiting.values())
 
@@ -189,6 +190,14 @@ class LeaseTable:
 
     def _read(self, row: sqlite3.Row) -> Lease:
         return self.value(row, self._devices.read(row["slices"]), self.position(row))
+
+
+def _ending_at(lease: Lease, at: float) -> Lease:
+    """Return a lease with its end by the wall's clock: the very same unless that has been set meanwhile."""
+    before = lease.terms.ends_at
+    if before is not None and abs(at - before) < _CLOCK_SET:
+        return lease
+    return replace(lease, terms=replace(lease.terms, ends_at=at))
 
 
 def gone(lease: Lease) -> LeaseGone:
