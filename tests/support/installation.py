@@ -128,7 +128,16 @@ class Installation:
         self.wait()
 
     def upgrade_hub(self, tag: str) -> None:
-        """Let the Hub and the servers that it starts from now on have the images with this tag."""
+        """Let the Hub and the servers that it starts from now on have the images with this tag.
+
+        Who reaches whom is what this checkout's ``values.yaml`` says: kernels have a port more than they had.
+        """
+        path = self.folder / "values.yaml"
+        told, new = (
+            yaml.safe_load(each.read_text()) for each in (path, ROOT / "examples/kubernetes/values.yaml")
+        )
+        told["singleuser"]["networkPolicy"] = new["singleuser"]["networkPolicy"]
+        path.write_text(yaml.safe_dump(told))
         given = f"--set hub.image.tag={tag} --set singleuser.image.tag={tag}"
         (words,) = (each for each in self.guide.commands("5. JupyterHub") if "helm upgrade" in each)
         self.guide.type(f"{words.strip()} {given}", self.folder)
