@@ -91,6 +91,8 @@ class ClusterView:
         self._choice: DialectChoice | None = None
         self._memory: Memory = {}
         self._nodes: dict[str, Node] = {}
+        #: Nodes of which it was asked whether they answer, as they were then, and whether they did, by name.
+        self._ready: dict[str, tuple[Manifest, bool]] = {}
         self._tolerations = tolerations_of(settings.tolerations)
         self._closed: dict[str, NodeClosure] = {}
         self._closed_log = ClosedNodesLog(log)
@@ -316,7 +318,13 @@ class ClusterView:
     def is_ready(self, node: str) -> bool | None:
         """Whether a node answers; None where there is none of that name."""
         found = self.nodes.get("", node)
-        return None if found is None else Node.read(found).is_ready
+        if found is None:
+            self._ready.pop(node, None)
+            return None
+        known = self._ready.get(node)
+        if known is None or known[0] is not found:
+            known = self._ready[node] = found, Node.read(found).is_ready
+        return known[1]
 
     def _gpus(self) -> tuple[Gpu, ...]:
         """Return all GPUs whose size is known, as the cluster is now."""
