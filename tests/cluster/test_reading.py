@@ -10,13 +10,29 @@ import pytest
 
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.metrics import Metrics
-from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, parse_request
+from gpu_pool.store import leases
+from gpu_pool_client import EndReason, Holder, Lease, LeaseGone, LeaseState, parse_request
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import cluster_pool, start
 from support.passes import NO_PASSES
 from support.pools import take, until
 
 HUB = "hub"
+
+
+async def test_what_has_not_changed_is_not_described_anew(pool: GpuPool, fake: FakeKubernetes) -> None:
+    lease_id = await start(pool, fake)
+
+    async def told() -> Lease:
+        (lease,) = (await pool.status()).leases
+        return lease
+
+    before = await told()
+    assert await told() is before
+    assert before.enforcement.memory.by
+    await pool.store.run(leases.set_notice, lease_id, "words")
+    after = await told()
+    assert (after.notice, after.enforcement) == ("words", before.enforcement)
 
 
 async def test_looking_at_a_pool_ends_no_kernel_and_grants_nothing(

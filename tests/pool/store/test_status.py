@@ -127,6 +127,19 @@ def test_what_has_not_changed_is_not_made_anew(clocked: ClockedStore) -> None:
     assert all(now is then for now, then in zip(clocked.told(), before, strict=False))
 
 
+def test_an_end_is_not_worked_out_anew_unless_the_clock_has_been_set(clocked: ClockedStore) -> None:
+    clocked.follow(COURSE)
+    clocked.ask("30%", "key", Holder("ada", "deep", process=ME))
+    [before] = clocked.told()
+    clocked.wall += 0.001  # two clocks are not read at the same moment
+    [now] = clocked.told()
+    assert now is before
+    for _ in range(20):  # and may not go at the same pace
+        clocked.wall += 0.1
+        [now] = clocked.told()
+        assert now.terms.ends_at == pytest.approx(clocked.wall + 7_200, abs=0.5)
+
+
 def test_a_look_reads_each_process_once_however_many_wait_for_it(
     clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
