@@ -140,6 +140,8 @@ class Database:
         self._sql = queries()
         #: What the running transaction decides.
         self.audit_buffer = AuditBuffer()
+        #: Whether what is read is in the store for good.
+        self._is_snapshot = False
         #: The block of decisions that is under way, and whether its transaction has begun: :meth:`together`.
         self._block: contextlib.ExitStack | None = None
         self._has_begun = False
@@ -260,13 +262,25 @@ class Database:
             if self._is_frozen:
                 self._thaw()
             self._connection.execute("BEGIN")
+            self._is_snapshot = True
             try:
                 if self._connection.execute("PRAGMA user_version").fetchone()[0] != self._version:
                     schema.check_version(self._connection, self.path)
                 yield
             finally:
+                self._is_snapshot = False
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("COMMIT")
+
+    def state(self) -> tuple[int, int] | None:
+        """Return what is another value in a later snapshot if anything was written meanwhile, by whomever.
+
+        None where what is read may yet be undone, or is not followed.
+        """
+        if not self._is_snapshot or self._is_frozen:
+            return None
+        by_others: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        return self._connection.total_changes, by_others
 
     def run(self, name: str, values: Mapping[str, object] | tuple[object, ...] = ()) -> sqlite3.Cursor:
         """Run the statement of that name."""

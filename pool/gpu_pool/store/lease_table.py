@@ -56,11 +56,27 @@ class LeaseTable:
         #: What was last told of all, by row: of thousands few change from one look to the next.
         self._not_waiting: dict[_Values, Lease] = {}
         self._waiting: dict[_Values, Lease] = {}
+        #: The state of the store in which that was, and when the boot was by the wall's clock; None where
+        #: that may have been undone.
+        self._told_in: tuple[tuple[int, int], float] | None = None
 
     def follow(self, sharing: Sharing) -> None:
         """State these terms from now on."""
         self._sharing = sharing
-        self._not_waiting, self._waiting = {}, {}
+        self._not_waiting, self._waiting, self._told_in = {}, {}, None
+
+    def read_all(self) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+        """Return the leases that do not wait and those that do, see :meth:`not_waiting` and :meth:`waiting`.
+
+        They are not even read where nothing was written since the last time.
+        """
+        state, boot = self._db.state(), self._clock.wall_at(0.0)
+        known = self._told_in
+        if known is None or known[0] != state or abs(boot - known[1]) >= _CLOCK_SET:
+            found = self.not_waiting(), self.waiting()
+            self._told_in = None if state is None else (state, boot)
+            return found
+        return tuple(self._not_waiting.values()), tuple(self._waiting.values())
 
     def lease(self, lease_id: str) -> Lease:
         """Return a lease, ended ones included. Raises ``LeaseGone`` for one that never was."""

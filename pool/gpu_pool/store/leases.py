@@ -66,11 +66,11 @@ def status(store: StoreContext, url: str) -> PoolStatus:
     now = store.clock.uptime()
     findings = reclaim.find_over(store)
     with store.db.snapshot():
+        devices = tuple(store.devices.statuses(with_gone=True))
         status = PoolStatus(
             url,
-            tuple(store.devices.statuses(with_gone=True)),
-            store.leases.not_waiting(),
-            store.leases.waiting(),
+            devices,
+            *store.leases.read_all(),
             store_bytes=store.db.size(),
         )
         over = reclaim.over(store.db, findings, now) if findings else ()

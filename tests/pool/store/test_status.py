@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +128,47 @@ def test_what_has_not_changed_is_not_made_anew(clocked: ClockedStore) -> None:
     before = clocked.told()
     clocked.ask("1", "another")
     assert all(now is then for now, then in zip(clocked.told(), before, strict=False))
+
+
+def test_where_nothing_was_written_nothing_is_read(
+    clocked: ClockedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocked.follow(COURSE)
+    lease = clocked.ask("1", "key", Holder("ada", "deep", process=ME))
+    before, ran, run = clocked.told(), list[str](), clocked.database.run
+
+    def noted(name: str, *values: Any) -> sqlite3.Cursor:
+        ran.append(name)
+        return run(name, *values)
+
+    monkeypatch.setattr(clocked.database, "run", noted)
+    assert clocked.told() == before
+    assert "leases" not in ran
+    # By whomever it was written.
+    with closing(sqlite3.connect(clocked.database.path)) as other:
+        other.execute("UPDATE lease SET notice = 'by another'")
+        other.commit()
+    assert [each.notice for each in clocked.told()] == ["by another"]
+    leases.set_notice(clocked.lease_store, lease.id, "by us")
+    assert [each.notice for each in clocked.told()] == ["by us"]
+    clocked.wall += 100.0
+    [now] = clocked.told()
+    assert now.terms.ends_at == clocked.wall + 7_200
+
+
+def test_what_is_undone_is_not_told_afterwards(clocked: ClockedStore) -> None:
+    lease = clocked.ask("1", "key")
+    before = clocked.told()
+
+    def changed_in_vain() -> None:
+        with clocked.database.together():
+            leases.set_notice(clocked.lease_store, lease.id, "undone")
+            assert [each.notice for each in clocked.told()] == ["undone"]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        changed_in_vain()
+    assert clocked.told() == before
 
 
 def test_an_end_is_not_worked_out_anew_unless_the_clock_has_been_set(clocked: ClockedStore) -> None:
