@@ -186,7 +186,7 @@ async def test_a_service_that_may_not_read_everything_does_not_wait_for_that_to_
     fake: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_pool.cluster.view._SETTLED_WITHIN", 3600.0)
-    fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "resourceclaims" else None
+    fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "runtimeclasses" else None
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with AsyncExitStack() as stack:
         opened = cluster_pool(tmp_path / "store.db", config, HUB)
