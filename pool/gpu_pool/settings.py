@@ -209,8 +209,9 @@ class PoolSettings(Configurable):
         "", help="First day of the term, such as 2026-09-01, from which gpu_hours_per_term count."
     ).tag(config=True)
 
-    #: Whether kernels run in pods that the pool starts. Nobody sets it: it follows from what is served.
-    in_pods = False
+    #: Whether kernels run in pods that the pool starts, and whether these go on while their slices are lent.
+    #: Nobody sets it: it follows from what is served.
+    in_pods = pods_park = False
 
     @property
     def asks_courses(self) -> bool:
@@ -227,6 +228,7 @@ class PoolSettings(Configurable):
             per_user=read_quota(self.per_user, "per_user"),
             drain_after=parse_duration(self.drain_after),
             in_pods=self.in_pods,
+            pods_park=self.pods_park,
         )
 
     @property

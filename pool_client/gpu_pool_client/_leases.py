@@ -46,8 +46,10 @@ class Terms:
     #: Whether it ends then because a length was said with its request, and not because its course says so.
     ends_as_asked: bool = False
     #: After how long an idle kernel gives its slice to somebody who waits, where it can be parked, and sooner
-    #: to somebody who has waited for as long; None for never, as in a pod.
+    #: to somebody who has waited for as long; None for never, as in most pods.
     yield_after: float | None = None
+    #: Whether its pod goes on while its slice is lent to others. Else a kernel in a pod is never parked.
+    parks_in_pod: bool = False
 
     @property
     def why_it_ends(self) -> str:
@@ -55,9 +57,14 @@ class Terms:
         return "nothing longer was asked for" if self.ends_as_asked else "its course allows no longer lease"
 
     @property
+    def can_be_parked(self) -> bool:
+        """Whether its kernel can live on without its slice, as far as that does not depend on the kernel."""
+        return self.parks_in_pod or not self.in_pod
+
+    @property
     def acts_when_idle(self) -> bool:
-        """Whether anything comes of idling for so long: a kernel in a pod is never parked."""
-        return self.idle_limit is not None and not (self.in_pod and self.when_idle is WhenIdle.KEEP)
+        """Whether anything comes of idling for so long: most kernels in pods are never parked."""
+        return self.idle_limit is not None and (self.can_be_parked or self.when_idle is not WhenIdle.KEEP)
 
     @property
     def can_be_kept(self) -> bool:
@@ -89,6 +96,8 @@ class Activity:
     memory_mib: int | None = None
     #: Whether nobody can ever say if its devices work for it, as on MIG instances: what is submitted decides.
     unmeasured: bool = False
+    #: How many seconds ago this was seen; 0 for now. What differs in nothing else is the same.
+    age: float = field(default=0.0, compare=False)
 
 
 #: Variables that say which devices a program finds, and how these are named.
@@ -434,7 +443,7 @@ class Lease:
                 facts["GPU_POOL_ENDS_AS_ASKED"] = "1"
         if self.terms.idle_limit is not None and self.terms.acts_when_idle:
             facts["GPU_POOL_IDLE_LIMIT"] = f"{self.terms.idle_limit:.0f}"
-            if self.terms.in_pod:
+            if not self.terms.can_be_parked:
                 facts["GPU_POOL_IDLE_ENDS"] = "1"
             elif self.terms.when_idle is WhenIdle.END:
                 facts["GPU_POOL_IDLE_ENDS_CUDA"] = "1"

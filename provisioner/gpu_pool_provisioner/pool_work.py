@@ -244,7 +244,7 @@ class PoolWork:
                     await self._report(lease.id, relay, spans, known.gives_way_since)
             activity = None
             if idling.needs_device(known, lease, *relay.seen, time.monotonic()):
-                activity = await self._activity()
+                activity = await self._activity(relay)
         except LeaseGone as error:
             return events.TermsOver(idling.taken(error.reason))
         # Cells may have begun and ended meanwhile.
@@ -286,8 +286,10 @@ class PoolWork:
             if lease.asked_back is not None or lease.state is not LeaseState.HELD:
                 return
 
-    async def _activity(self) -> Activity:
+    async def _activity(self, relay: Relay | None = None) -> Activity:
         activity = await self.pool.activity(self._lease_id)
+        if relay is not None:
+            activity = idling.believed(activity, relay.seen[1], time.monotonic())
         self._driver.post(events.LeaseSeen(activity=activity))
         return activity
 
@@ -339,8 +341,10 @@ class PoolWork:
             lease = lease or self.see(await self.pool.resume(self._lease_id))
             if lease.state is LeaseState.WAITING:
                 return events.Queued(lease)
-            # What had used CUDA before has had its state moved away and back.
-            is_poisoned = not parking.is_moved and await self._initialised()
+            # What had used CUDA before has had its state moved away and back. In a pod, what is seen of it is
+            # what it keeps on its GPU, which it has found then.
+            may_be = not (parking.is_moved or self._driver.session.in_pod)
+            is_poisoned = may_be and await self._initialised()
         except LeaseGone as error:
             return await self._taken(error)
         return events.Resumed(on_our_clock(lease), is_poisoned)

@@ -60,12 +60,12 @@ def order(
     *argv: str, body: ContainerSettings = BODY, parts: PodParts | None = None, **more: Any
 ) -> KernelPodRequest:
     connection = more.pop("connection", CONNECTION)
-    ends_at = more.pop("ends_at", None)
+    terms = Terms(ends_at=more.pop("ends_at", None), parks_in_pod=more.pop("parks_in_pod", False))
     asked = KernelCommand(argv or ("python3", "-f", "{connection_file}"), connection, **more)
     part = Slice(Device("GPU-1", 0, "V100", 32768, node="n1"), 20, 655)
     lease = Lease(
         "7-0123abcd", "k", parse_request("2%"), Holder("ada@ä", "cs101"), LeaseState.HELD, 1.0,
-        held_at=2.0, slices=(part,), terms=Terms(ends_at=ends_at),
+        held_at=2.0, slices=(part,), terms=terms,
     )  # fmt: skip
     return KernelPodRequest("gpu-pool", lease, NOTEBOOK, asked, "n1", parts or PodParts(), BANS, body)
 
@@ -125,6 +125,10 @@ def test_a_pod_ends_by_itself_soon_after_its_longest_lease(
     ends_at: float | None, seconds: int | None
 ) -> None:
     assert pod(order(ends_at=ends_at))["spec"].get("activeDeadlineSeconds") == seconds
+
+
+def test_a_pod_that_can_be_parked_has_no_deadline_since_nobody_knows_how_long_it_will_be() -> None:
+    assert "activeDeadlineSeconds" not in pod(order(ends_at=4_600.0, parks_in_pod=True))["spec"]
 
 
 @pytest.mark.parametrize(

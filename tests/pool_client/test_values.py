@@ -182,6 +182,11 @@ def test_a_lease_with_a_limit_travels_whole_and_one_of_an_older_service_is_read(
             {"IDLE_LIMIT": "900", "IDLE_ENDS": "1"},
         ),
         (Terms(idle_limit=900, in_pod=True), {}),
+        (
+            Terms(idle_limit=900, when_idle=WhenIdle.END, in_pod=True, parks_in_pod=True, yield_after=60),
+            {"IDLE_LIMIT": "900", "IDLE_ENDS_CUDA": "1", "YIELD_AFTER": "60"},
+        ),
+        (Terms(idle_limit=900, in_pod=True, parks_in_pod=True), {"IDLE_LIMIT": "900"}),
     ],
 )
 def test_a_kernel_is_told_what_becomes_of_its_slice_while_it_is_idle(

@@ -34,8 +34,8 @@ def add_server(card: Cluster, namespace: str, user: str, **more: Any) -> None:
 
 
 @asynccontextmanager
-async def jupyter(jupyter_env: JupyterEnv) -> AsyncIterator[Server]:
-    server = Server(jupyter_env)
+async def jupyter(jupyter_env: JupyterEnv, **variables: str) -> AsyncIterator[Server]:
+    server = Server(jupyter_env, variables)
     try:
         await eventually(server.started, within=120)
         yield server

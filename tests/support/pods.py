@@ -157,6 +157,10 @@ class PodPool(Pool):
         self.supervised = True
         #: Whether pods take longer to end than anybody waits.
         self.lingering = False
+        #: Whether they go on while their slices are lent to others, and what is known of their GPUs.
+        self.parks, self.seen = False, Activity()
+        #: How often somebody has asked for the latter.
+        self.looks = 0
 
     # -- Pods --------------------------------------------------------------
 
@@ -222,18 +226,24 @@ class PodPool(Pool):
     async def _perform(self, verb: Any, /, *args: Any, **kwargs: Any) -> Any:
         if verb.__name__ == "resize" and not kwargs.get("ahead") and self._has_kernel(str(args[0])):
             raise NotAllowed("The slice cannot change its size: its pod is still there.")
+        if verb.__name__ == "park" and self.seen.initialised is not False and self._has_kernel(str(args[0])):
+            raise NotAllowed("The kernel keeps memory on the GPU.")
         found = await getattr(self.inner, verb.__name__)(*args, **kwargs)
-        return _in_pod(found) if isinstance(found, Lease) else found
+        return self._in_pod(found) if isinstance(found, Lease) else found
 
     async def wait(self, lease_id: str, timeout: float | None = None) -> Lease:
-        return _in_pod(await self.inner.wait(lease_id, timeout))
+        return self._in_pod(await self.inner.wait(lease_id, timeout))
 
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         async for lease in self.inner.watch(lease_id):
-            yield _in_pod(lease)
+            yield self._in_pod(lease)
 
     async def activity(self, lease_id: str) -> Activity:
-        return Activity()
+        self.looks += 1
+        return self.seen
+
+    def _in_pod(self, lease: Lease) -> Lease:
+        return replace(lease, terms=replace(lease.terms, in_pod=True, parks_in_pod=self.parks))
 
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         await super().release(lease_id, reason)
@@ -245,10 +255,6 @@ class PodPool(Pool):
         for pod in self.launched:
             pod.end()
         await self.inner.close()
-
-
-def _in_pod(lease: Lease) -> Lease:
-    return replace(lease, terms=replace(lease.terms, in_pod=True))
 
 
 def _next_address() -> str:

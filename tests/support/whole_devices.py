@@ -12,6 +12,22 @@ from support.fake_kubernetes import FakeKubernetes
 
 DRA = "/apis/resource.k8s.io/v1"
 CLAIM = claim_name("gpu-pool", "GPU-gpu-0")
+#: The class of devices that NVIDIA's DRA driver brings along.
+DEVICE_CLASS = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "gpu.nvidia.com"},
+    "spec": {
+        "selectors": [
+            {
+                "cel": {
+                    "expression": "device.driver == 'gpu.nvidia.com' && "
+                    "device.attributes['gpu.nvidia.com'].type == 'gpu'"
+                }
+            }
+        ]
+    },
+}
 #: The device gpu-0 as a pool shows it.
 WHOLE_CARD = Device(
     "GPU-gpu-0",

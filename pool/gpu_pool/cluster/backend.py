@@ -16,6 +16,7 @@ from gpu_pool.clock import Clock
 from gpu_pool.cluster import kueue
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, connect
 from gpu_pool.cluster.device_claim_controller import DeviceClaims
+from gpu_pool.cluster.device_claims import DRAINED
 from gpu_pool.cluster.kernel_pods import KernelPods
 from gpu_pool.cluster.node_use import NodeUseReports
 from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
@@ -36,7 +37,7 @@ from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, LeasesObserved
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import leases, requests
+from gpu_pool.store import leases, registration, requests
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.store.lease_table import gone
@@ -52,6 +53,7 @@ from gpu_pool_client import (
     KernelCommand,
     KernelPod,
     Lease,
+    LeaseState,
     Outlook,
     Place,
     PoolUnreachable,
@@ -99,10 +101,12 @@ class ClusterBackend(Backend):
             self._claims = DeviceClaims(api, writer, self.view, kubernetes, log, self._end_taken)
         self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
         self._pod_builder = PodBuilder(kubernetes, self.view, self._volume_claims)
-        #: The leases that lived when it was last read, and what was found with those.
+        #: The leases that lived when it was last read, those of them that were parked, and what was found with
+        #: those.
         self._live: frozenset[str] = frozenset()
+        self._parked: frozenset[str] = frozenset()
         self._found: DevicesFound | None = None
-        self._found_with: frozenset[str] = frozenset()
+        self._found_with = self._live, self._parked
         #: Since when leases wait for what nothing could give, by id; and the devices of that look.
         self._hopeless: dict[str, float] = {}
         self._checked: tuple[Device, ...] | None = None
@@ -197,16 +201,16 @@ class ClusterBackend(Backend):
         known: Collection[Device] = (),  # noqa: ARG002
     ) -> DevicesFound:
         """See ``Backend.devices``: those of the nodes, and what pods have that are no kernels of leases."""
-        live = self._live
-        if self._found is None or self.view.changed.is_set() or live != self._found_with:
+        known_leases = self._live, self._parked
+        if self._found is None or self.view.changed.is_set() or known_leases != self._found_with:
             self.view.changed.clear()
             try:
                 inventory = Inventory(self.view.devices(), "the cluster")
-                self._found = DevicesFound(inventory, _SEEN_FROM, self.view.others(live))
+                self._found = DevicesFound(inventory, _SEEN_FROM, self.view.others(*known_leases))
             except BaseException:
                 self.view.changed.set()
                 raise
-            self._found_with = live
+            self._found_with = known_leases
         elif self._found.inventory.devices != self.view.devices():  # a node is away for too long, say
             self._found = replace(self._found, inventory=Inventory(self.view.devices(), "the cluster"))
         return self._found
@@ -265,6 +269,7 @@ class ClusterBackend(Backend):
             self._described = {name: each for name, each in self._described.items() if name in self._live}
         self.kernels.settle(known, self._live)
         if self._claims is not None:
+            self._parked = frozenset(lease.id for lease in every if lease.state is LeaseState.PARKED)
             self._claims.reconcile(every)
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
@@ -291,7 +296,24 @@ class ClusterBackend(Backend):
             if lease.is_queued and self.has_kernel(lease.id) and not self.place(lease.id)
         ]
         too_much = await self._watch(every)
-        return LeasesObserved({**too_much, **nodes_gone, **await self._give_up_the_hopeless()}, admitted)
+        drained = await self._follow_parked(every)
+        hopeless = await self._give_up_the_hopeless()
+        return LeasesObserved({**too_much, **drained, **nodes_gone, **hopeless}, admitted)
+
+    async def _follow_parked(self, every: Sequence[Lease]) -> Mapping[str, Taken]:
+        """Return the parked leases, by id, that keep a device which an administrator wants to have empty.
+
+        Those without a pod, such as one whose kernel has ended while it was parked, may have another device.
+        """
+        parked = [lease for lease in every if not lease.slices and lease.first_held_at is not None]
+        if self._claims is None or not parked:
+            return {}
+        without_pods = [lease.id for lease in parked if not self.has_kernel(lease.id)]
+        if without_pods:
+            await self.pool.store.run(leases.forget_homes, without_pods)
+        devices = await self.pool.store.run(registration.drained_devices)
+        taken = Taken(DRAINED.reason, DRAINED.message)
+        return dict.fromkeys(self._claims.parked_on(devices, parked), taken)
 
     async def _watch(self, every: Sequence[Lease]) -> Mapping[str, Taken]:
         """Have the watchdog judge these leases; return those that end for what they use."""
@@ -454,6 +476,9 @@ async def open_cluster(
 ) -> GpuPool:
     """Return the pool of the cluster that the settings name. Raises ``PoolUnreachable`` in words."""
     settings.in_pods = True
+    # Only where the pool divides devices it can lend a slice while the pod stays, and only an agent knows
+    # that a kernel keeps nothing on its device.
+    settings.pods_park = kubernetes.dialect == SHARED and bool(kubernetes.node_agent)
     api = await connect(kubernetes.kubeconfig, lax=kubernetes.lax_certificates)
     tolerance = WatchdogRules.of(settings, auto="end").tolerance
     backend = ClusterBackend(kubernetes, settings.rules, api, courses, log, tolerance)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -133,6 +133,12 @@ class DeviceClaims:
             if found is None:
                 await self._make_claim(uuid)
 
+    def parked_on(self, uuids: Collection[str], leases: Iterable[Lease]) -> list[str]:
+        """Return the ids of those leases that hold nothing, and have pods on one of these devices."""
+        named, pool = self._named_by_kernels(), self._shape.pool
+        with_pods = set[str]().union(*(named.get(claim_name(pool, uuid), ()) for uuid in uuids))
+        return [lease.id for lease in leases if not lease.slices and lease.id in with_pods]
+
     # -- For all of them -----------------------------------------------------------
 
     def reconcile(self, leases: Sequence[Lease]) -> None:
@@ -140,29 +146,36 @@ class DeviceClaims:
         shared = self._view.shared
         if shared is None:
             return
+        living = [lease for lease in leases if lease.id not in self._ending]
         users: dict[str, list[str]] = {}
-        for lease in leases:
-            for part in lease.slices if lease.id not in self._ending else ():
+        for lease in living:
+            for part in lease.slices:
                 users.setdefault(part.device.uuid, []).append(lease.id)
+        parked = {lease.id for lease in living if not lease.slices}
         claims, holders = by_device(self._view.claims()), by_device(self._view.holders.values())
         named = self._named_by_kernels()
         now = time.monotonic()
         for uuid in sorted({*users, *claims, *holders, *self._memory}):
             if uuid in self._busy:
                 continue
-            in_use = bool(users.get(uuid)) or claim_name(self._shape.pool, uuid) in named
-            facts = self._facts(shared, uuid, in_use, claims, holders)
+            with_pods = named.get(claim_name(self._shape.pool, uuid), set())
+            # What is parked holds nothing of the device, and its pod cannot go on without it.
+            affected = [*users.get(uuid, ()), *sorted(with_pods & parked)]
+            facts = self._facts(shared, uuid, bool(affected or with_pods), claims, holders)
             made = decide(self._memory.get(uuid, DeviceMemory()), facts, now, self._limits)
             self._memory.pop(uuid, None)
             if made.memory is not None:
                 self._memory[uuid] = made.memory
             if made.todo != Todo():
-                self._do(uuid, self._carry_out(uuid, made.todo, facts, users.get(uuid, ())))
+                self._do(uuid, self._carry_out(uuid, made.todo, facts, affected))
 
-    def _named_by_kernels(self) -> set[str]:
-        """Return the names of the claims that pods of kernels name, those included that are ending."""
-        own = self._view.own
-        return {name for lease_id in own.leases() for pod in own.of(lease_id) for name in claims_of(pod)}
+    def _named_by_kernels(self) -> dict[str, set[str]]:
+        """Return the ids of the leases whose pods, also those that are ending, name a claim, by its name."""
+        own, found = self._view.own, dict[str, set[str]]()
+        for lease_id in own.leases():
+            for name in (name for pod in own.of(lease_id) for name in claims_of(pod)):
+                found.setdefault(name, set()).add(lease_id)
+        return found
 
     def _facts(
         self,

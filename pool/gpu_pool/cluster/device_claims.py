@@ -37,6 +37,11 @@ _LOST: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 DELETED: Final = PodTaken(
     EndReason.TAKEN, "Somebody who manages the cluster deleted the claim by which this pool had the GPU."
 )
+DRAINED: Final = PodTaken(
+    EndReason.TAKEN,
+    "Its GPU was taken out of use by whoever runs the pool, and a parked kernel in a pod cannot move to "
+    "another one.",
+)
 UNLISTED: Final = PodTaken(
     EndReason.DEVICE_LOST, "The cluster does not list its GPU any more: it has failed, or was taken out."
 )

@@ -268,7 +268,8 @@ def _spec(order: KernelPodRequest, name: str, now: float) -> dict[str, Any]:
         spec["hostUsers"] = False
     if order.node:
         spec["affinity"] = {"nodeAffinity": _on(order.node)}
-    if ends_at is not None:
+    # Time parked does not count, and nobody can move a pod's deadline to a later time.
+    if ends_at is not None and not lease.terms.parks_in_pod:
         spec["activeDeadlineSeconds"] = max(1, int(ends_at - now) + _DEADLINE_MARGIN)
     if order.notebook.pull_secrets:
         spec["imagePullSecrets"] = [{"name": each} for each in order.notebook.pull_secrets]

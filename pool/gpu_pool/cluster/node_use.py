@@ -20,7 +20,7 @@ from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.manifests import number_of
 from gpu_pool.cluster.pod_watchdog import MemorySeen
-from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.cluster.settings import SHARED, KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.store.usage import Measured, UseTally
 from gpu_pool_client import Activity, BadRequest, Lease, LeaseState, NotAllowed, PodDeviceUse, PoolUnreachable
@@ -138,6 +138,9 @@ class NodeUseReports:
     ) -> None:
         self._api, self._view, self._log, self._clock = api, view, log, clock
         self._account, self._holds = settings.node_agent, settings.times.use_holds
+        #: Whether a kernel's device is the same one for as long as its pod lives, so that nothing but what it
+        #: keeps there is in the way of lending its slice to others.
+        self._stays_on_device = settings.dialect == SHARED
         self._reports: dict[str, _Report] = {}
         #: What was last logged of each node whose agent is not believed.
         self._complaints: dict[str, str] = {}
@@ -230,16 +233,19 @@ class NodeUseReports:
 
     def activity(self, lease_id: str) -> Activity:
         """Return what a lease's kernel does with its GPU; nothing where no agent has said it lately."""
-        uses = self._seen(lease_id)
-        if uses is None:
+        uses, report = self._seen(lease_id), self._report_on(lease_id)
+        if uses is None or report is None:
             return Activity()
-        if not uses:  # it may have opened the driver all the same, which does not show there
-            return Activity(working=False, memory_mib=0)
+        age = max(0.0, self._clock() - report.at)
+        if not uses:
+            # It may have opened the driver all the same, which does not show there.
+            initialised = False if self._stays_on_device else None
+            return Activity(initialised, working=False, memory_mib=0, age=age)
         busy = [use.utilisation for use in uses]
         working = True if any(busy) else None if None in busy else False
         # The driver has no figures of processes for MIG instances: then what is submitted decides.
         unmeasured = working is None and any(use.device.startswith(_MIG) for use in uses)
-        return Activity(True, working, memory_mib=_total(uses), unmeasured=unmeasured)
+        return Activity(True, working, memory_mib=_total(uses), unmeasured=unmeasured, age=age)
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """See ``Backend.memory_in_use``."""

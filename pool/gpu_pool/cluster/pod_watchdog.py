@@ -17,12 +17,16 @@ from typing import NamedTuple, Protocol
 
 from gpu_pool.enforcement.watchdog.escalation import Tolerance, WatchdogStep
 from gpu_pool.enforcement.watchdog.excess import Escalations, clock_in_utc
-from gpu_pool_client import Enforcement, Lease, LeaseState, Limit, Strength
+from gpu_pool_client import Enforcement, Lease, LeaseState, Limit, Strength, format_memory
 from gpu_pool_client._log import EscapingLogger
 
 _log = EscapingLogger(logging.getLogger("gpu_pool.watchdog"))
 #: What limits the memory of a slice that the watchdog watches.
 _WATCHDOG = "the pool's watchdog"
+_USED_PARKED = (
+    "This kernel used {} of a GPU's memory while its slice was lent to others: its processes are ended. "
+    "Something that runs beside its cells does so, such as a thread."
+)
 
 
 class MemorySeen(NamedTuple):
@@ -71,6 +75,8 @@ class PodWatchdog:
         #: When what runs was to be interrupted, in Unix seconds; and what the users of those read that end.
         self._interrupts: dict[str, float] = {}
         self._over: dict[str, str] = {}
+        #: Parked leases whose pods use a device all the same: when that was reported first.
+        self._parked_use: dict[str, float] = {}
 
     def described(self, lease: Lease) -> Lease:
         """Return a held lease with when it was to be interrupted, and that it is watched while it is."""
@@ -87,7 +93,7 @@ class PodWatchdog:
         return self._tolerance.ends and self._tolerance.end_after is not None
 
     def watch(self, leases: Sequence[Lease], describe: Callable[[Lease], Lease]) -> Mapping[str, str]:
-        """Judge the held ones of these leases, which are all that live.
+        """Judge the held and the parked ones of these leases, which are all that live.
 
         ``describe`` completes one with the cluster's limits. Returns what the users read whose leases are to
         end, by id, until they have ended.
@@ -95,7 +101,11 @@ class PodWatchdog:
         held = {lease.id: lease for lease in leases if lease.state is LeaseState.HELD}
         self._judged = {name: at for name, at in self._judged.items() if name in held}
         self._interrupts = {name: at for name, at in self._interrupts.items() if name in held}
-        self._over = {name: text for name, text in self._over.items() if name in held}
+        parked = {
+            lease.id for lease in leases if lease.state is LeaseState.PARKED and lease.terms.parks_in_pod
+        }
+        self._over = {name: text for name, text in self._over.items() if name in held or name in parked}
+        self._parked_use = {name: at for name, at in self._parked_use.items() if name in parked}
         known = {name for name, lease in held.items() if self._escalations.concerns(lease)}
         due = [describe(held[name]) for name in sorted({*known, *self._new()} & held.keys())]
         self._escalations.begin(held.values())
@@ -103,6 +113,9 @@ class PodWatchdog:
             if lease.id not in self._over and (text := self._judge(lease)):
                 self._over[lease.id] = text
         self._escalations.end(due)
+        for name in sorted(parked - self._over.keys()):
+            if text := self._judge_parked(name):
+                self._over[name] = text
         return dict(self._over)
 
     def _new(self) -> Iterable[str]:
@@ -136,6 +149,23 @@ class PodWatchdog:
         if step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
             self._tell(lease.id, text)
         return text if step is WatchdogStep.END else ""
+
+    def _judge_parked(self, lease_id: str) -> str:
+        """Return what the user of a parked lease reads that is to end, since its kernel uses a device.
+
+        No cell of its does so. It may have begun as it was parked, and resume, so it has time.
+        """
+        seen = self._reports.memory_seen(lease_id)
+        used_mib = 0 if seen is None else sum(seen.used.values())
+        if seen is None or not used_mib:
+            self._parked_use.pop(lease_id, None)
+            return ""
+        since = self._parked_use.setdefault(lease_id, seen.at)
+        if not self._ends or seen.at < since + (self._tolerance.end_after or 0.0):
+            return ""
+        text = _USED_PARKED.format(format_memory(used_mib))
+        _log.warning("lease %s: %s", lease_id, text)
+        return text
 
     def _forgive(self, lease: Lease) -> None:
         """Take back what was said of a lease of which nothing is known any more."""

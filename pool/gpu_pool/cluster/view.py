@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -212,14 +212,20 @@ class ClusterView:
         found = (replace(gpu.device, node=gpu.node) for gpu in gpus)
         return kueue.kinds(found) if self._settings.kueue else tuple(found)
 
-    def others(self, live: Collection[str]) -> dict[str, ForeignUse]:
-        """Return what those have of each GPU, by uuid, who hold none of the ``live`` leases."""
+    def others(self, live: Collection[str], parked: Collection[str] = ()) -> dict[str, ForeignUse]:
+        """Return what those have of each GPU, by uuid, who hold none of the ``live`` leases.
+
+        Pods of those of them that are ``parked`` stay on their GPUs, which have room for so many.
+        """
         if self._settings.kueue:
             return {}
         gpus = self._gpus()
         closed = {gpu.device.uuid: gpu.drained or not self._takes_pods(gpu.node) for gpu in gpus}
         dialect = self.choice.dialect
         used = {} if dialect is None else self._used(dialect, live)
+        for uuid in self._devices_of(parked):
+            milli, memory_mib, contexts = used.get(uuid, (0, 0, 0))
+            used[uuid] = milli, memory_mib, contexts + 1
         return {
             uuid: ForeignUse(*used.get(uuid, (0, 0, 0)), closed=shut)
             for uuid, shut in closed.items()
@@ -378,6 +384,13 @@ class ClusterView:
             for status in node.gpus
             if status.leases
         }
+
+    def _devices_of(self, leases: Collection[str]) -> Iterator[str]:
+        """Yield the uuid of each GPU that a pod of these leases says to be on."""
+        dialect = self.choice.dialect
+        for pod in (Pod.read(each) for lease_id in leases for each in self.own.of(lease_id)):
+            if dialect is not None and pod is not None:
+                yield from (hold.uuid for hold in dialect.holds(pod) if hold.uuid)
 
     # -- Kueue -------------------------------------------------------------
 

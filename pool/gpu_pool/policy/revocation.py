@@ -16,4 +16,5 @@ def effect_of(lease: Lease, activity: Activity, *, is_kernel: bool) -> TakingEff
         return TakingEffect.LEAVES_QUEUE
     # What is parked, or waits to come back, has no slice that could go without its kernel.
     is_free_to_go = lease.state is LeaseState.HELD and activity.initialised is False
-    return TakingEffect.KEEPS_KERNEL if is_free_to_go and not lease.terms.in_pod else TakingEffect.ENDS_KERNEL
+    is_kept = is_free_to_go and lease.terms.can_be_parked
+    return TakingEffect.KEEPS_KERNEL if is_kept else TakingEffect.ENDS_KERNEL

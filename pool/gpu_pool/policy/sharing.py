@@ -6,7 +6,7 @@ Pure: mappings in, values out.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpu_pool.names import is_named
@@ -73,11 +73,10 @@ class Course:
     #: After how long an idle kernel's slice goes to somebody who waits; None for never.
     yield_after: float | None = YIELD_AFTER
 
-    def terms(self, ends_at: float | None, *, in_pod: bool = False) -> Terms:
-        """Return the terms of a lease that ends at ``ends_at`` (Unix seconds)."""
+    def terms(self, ends_at: float | None) -> Terms:
+        """Return the terms of a lease that ends at ``ends_at`` (Unix seconds), but for those of pods."""
         limits = self.idle_limit, self.when_idle, self.warn_before, self.keep_at_most
-        # A kernel in a pod is never parked.
-        return Terms(ends_at, *limits, in_pod=in_pod, yield_after=None if in_pod else self.yield_after)
+        return Terms(ends_at, *limits, yield_after=self.yield_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,9 @@ class Sharing:
     refused: Mapping[str, str] = field(default_factory=dict)
     #: Whether a name that is no course's is refused even where there are no courses.
     only_known: bool = False
-    #: Whether kernels run in pods that the pool starts.
+    #: Whether kernels run in pods that the pool starts, and whether those go on without their slices.
     in_pods: bool = False
+    pods_park: bool = False
 
     def course(self, name: str | None) -> Course:
         """Return the course of that name. Raises ``NotAllowed`` where there are courses, but not this one."""
@@ -122,6 +122,15 @@ class Sharing:
             listed = f"Its courses are: {known}." if known else "It has no course that can be used."
             raise NotAllowed(f"This pool has no course {name[:64]!a}.", listed)
         return self.default
+
+    def where_kernels_run(self, terms: Terms) -> Terms:
+        """Return the terms of a course with what follows from whether its kernels run in pods."""
+        if not self.in_pods:
+            return terms
+        parks = self.pods_park
+        return replace(
+            terms, in_pod=True, parks_in_pod=parks, yield_after=terms.yield_after if parks else None
+        )
 
     def priority(self, user: str, course: str | None) -> int:
         """Return the highest priority that the user has by course or group."""

@@ -93,17 +93,16 @@ def with_more(own: Sequence[Device], added: Iterable[Device]) -> tuple[Device, .
 
 def as_now(sharing: Sharing) -> Way | None:
     """Return what the courses say, each for its kernels; None where that is one of :data:`WAYS` for all."""
-    in_pods = sharing.in_pods
-    courses = {name: _way(course, in_pods=in_pods) for name, course in sharing.courses.items()}
-    now = replace(_way(sharing.default, in_pods=in_pods), of_course=courses)
+    courses = {name: _way(course, sharing) for name, course in sharing.courses.items()}
+    now = replace(_way(sharing.default, sharing), of_course=courses)
     said = {(each.idle_limit, each.yield_after) for each in (now, *courses.values())}
     if len(said) == 1 and said <= {(each.idle_limit, each.yield_after) for each in WAYS}:
         return None
     return now
 
 
-def _way(course: Course, *, in_pods: bool) -> Way:
-    terms = course.terms(None, in_pod=in_pods)
+def _way(course: Course, sharing: Sharing) -> Way:
+    terms = sharing.where_kernels_run(course.terms(None))
     return Way(AS_NOW, terms.idle_limit if terms.acts_when_idle else None, terms.yield_after)
 
 

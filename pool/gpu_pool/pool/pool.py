@@ -282,7 +282,7 @@ class GpuPool(Pool):
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
         lease = await self.core.living(lease_id)
-        if lease.state is LeaseState.PARKED:
+        if lease.state is LeaseState.PARKED and self.backend.host is None:
             # It has no device to look at, and its process may yet have used one.
             cuda = self.core.settings.tuning.cuda_device
             return Activity(initialised=await in_own_thread(uses_cuda, lease.process, lease.id, cuda))
@@ -319,7 +319,11 @@ class GpuPool(Pool):
             if (
                 moves
                 and not ahead
-                and ((await self._activity(lease)).initialised is not False or self._keeps_state(lease))
+                and (
+                    self._in_pod(lease_id)
+                    or (await self._activity(lease)).initialised is not False
+                    or self._keeps_state(lease)
+                )
             ):
                 # Nobody ends a process for a size that they could not have then either.
                 await store.run(leases.check_size, lease_id, counted)
@@ -340,12 +344,10 @@ class GpuPool(Pool):
 
     async def park(self, lease_id: str, *, yields: bool = False) -> Lease:
         """See ``Pool.park``."""
-        if self._in_pod(lease_id):
-            raise NotAllowed(
-                "The slice of a kernel in a pod cannot be lent to others.", "End the kernel to give it back."
-            )
         with self._asked(lease=lease_id):
             lease = await self._own(lease_id, "be lent to others")
+            if self._in_pod(lease_id):
+                await self._refuse_unless_parkable(lease)
             if yields and lease.state is LeaseState.HELD and lease.asked_back is None:
                 return lease
             suspension = self.backend.suspension
@@ -360,6 +362,19 @@ class GpuPool(Pool):
             if lent.state is LeaseState.HELD:  # whoever waited has gone meanwhile
                 await suspension.restore(lent)
             return lent
+
+    async def _refuse_unless_parkable(self, lease: Lease) -> None:
+        """Raise ``NotAllowed`` where a kernel in a pod never lends its slice, or keeps memory there."""
+        if not lease.terms.can_be_parked:
+            raise NotAllowed(
+                "The slice of a kernel in a pod cannot be lent to others.", "End the kernel to give it back."
+            )
+        if lease.state is LeaseState.HELD and (await self._activity(lease)).initialised is not False:
+            raise NotAllowed(
+                "The kernel is not parked: it keeps memory on the GPU, or may, and that cannot be moved away "
+                "from a pod.",
+                "End the kernel to give the slice back.",
+            )
 
     async def _lent(self, lease_id: str, *, yields: bool) -> Lease:
         """Lend a lease's slices to others, and return it parked; held where nobody needs them any more."""
@@ -469,7 +484,8 @@ class GpuPool(Pool):
     ) -> Lease:
         """Let a kernel's slice go as soon as it is idle; see :meth:`withdraw`."""
         with self._asked(lease=lease_id):
-            if not await self.store.run(leases.has_manager, lease_id):
+            lease = await self.core.living(lease_id)
+            if not (lease.terms.parks_in_pod or await self.store.run(leases.has_manager, lease_id)):
                 raise BadRequest(
                     "Only a kernel's slice can be taken back when it is idle.", "Take it back now."
                 )

@@ -141,14 +141,11 @@ class LeaseTable:
         course = self._sharing.courses.get(row["course"], self._sharing.default)
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
         request = read_request(row["request"])
-        in_pods = self._sharing.in_pods
         # Those with which it was granted; where none are kept, those of its course as it is.
         kept = course.terms(None) if row["terms"] is None else read_terms(row["terms"])
         terms = replace(
-            kept,
+            self._sharing.where_kernels_run(kept),
             ends_at=ends_at,
-            in_pod=in_pods,
-            yield_after=None if in_pods else kept.yield_after,
             # Not as its course says: that allows for longer.
             ends_as_asked=request.length is not None
             and request.length == request.at_most(course.longest_lease),

@@ -236,6 +236,19 @@ def queue_again(store: StoreContext, lease_id: str) -> Lease:
         return store.leases.lease(lease_id)
 
 
+def forget_homes(store: StoreContext, lease_ids: Collection[str]) -> None:
+    """Let leases that were parked return to any device: nothing of their kernels is on those of before."""
+    with store.db.snapshot():
+        rows = [store.leases.live(lease_id) for lease_id in lease_ids]
+    numbers = [row["number"] for row in rows if row is not None and row["home"]]
+    if not numbers:
+        return
+    with store.db.transaction(store.give_up_at):
+        for number in numbers:
+            store.db.run("forget_home", {"number": number})
+        store.queue.serve()
+
+
 def end_lease(store: StoreContext, lease_id: str, reason: EndReason, *, asked: bool = True) -> None:
     """End the lease if it has not ended yet; ``asked`` unless the pool does it by itself."""
     with store.db.transaction(store.give_up_at):

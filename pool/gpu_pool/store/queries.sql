@@ -341,6 +341,9 @@ UPDATE lease SET state = 'waiting', turn = :turn, waiting_since = :since, resume
     overtaken = :overtaken, outside = 0
 WHERE number = :number;
 
+-- name: forget_home
+UPDATE lease SET home = '' WHERE number = :number AND state <> 'held';
+
 -- name: newcomers
 -- Who waits and has not held anything yet.
 SELECT number, waiting_since FROM lease WHERE turn IS NOT NULL AND first_held_at IS NULL;

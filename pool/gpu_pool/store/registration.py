@@ -74,6 +74,13 @@ def present_devices(store: StoreContext, *, everywhere: bool = True) -> dict[str
     return {uuid: device for uuid, device in found.items() if not device.simulated}
 
 
+def drained_devices(store: StoreContext) -> frozenset[str]:
+    """Return the uuids of the devices that an administrator has closed."""
+    with store.db.snapshot():
+        found = store.devices.statuses(with_gone=True)
+    return frozenset(each.device.uuid for each in found if each.drained_at is not None)
+
+
 def set_faults(store: StoreContext, faults: Mapping[str, str]) -> None:
     """Note why nothing new can run on these devices, by uuid, empty where it can."""
     with store.db.snapshot():

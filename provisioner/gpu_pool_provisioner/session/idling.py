@@ -15,6 +15,8 @@ from gpu_pool_provisioner.session.events import Observed
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 from gpu_pool_provisioner.session.times import DEFAULT, SessionTimes
 
+#: Seconds by which what is told of a device on another machine may be older than it says.
+_SEEN_WITHIN: Final = 2.0
 _USED_MEANWHILE: Final = "The kernel was ended: it used the GPU after its slice had been taken back."
 
 
@@ -155,6 +157,15 @@ def observed(
         yields=idling.yields,
         warned=idling.warned,
     )
+
+
+def believed(activity: Activity, last_activity: float, now: float) -> Activity:
+    """Return what was seen of a kernel's device, but for what was seen before it worked last.
+
+    What it had not initialised by then, it may have since.
+    """
+    is_old = activity.age > 0 and now - activity.age < last_activity + _SEEN_WITHIN
+    return replace(activity, initialised=None) if is_old and activity.initialised is False else activity
 
 
 def needs_device(idling: Idling, lease: Lease, busy: bool, last_activity: float, now: float) -> bool:

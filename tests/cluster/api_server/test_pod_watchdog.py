@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tornado.httpclient import AsyncHTTPClient
 
 from gpu_pool_client import EndReason, Pool, connect
+from support.agent_reports import ACCOUNT, add_agent, reporting
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.fixtures import jupyter_env, manager
@@ -24,7 +23,7 @@ from support.stand_in_hub import behind_stand_in
 
 __all__ = ["jupyter_env", "manager"]
 
-NODE, GPU, ACCOUNT = "watched-1", "GPU-watched-1-0", "agent"
+NODE, GPU = "watched-1", "GPU-watched-1-0"
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +51,9 @@ class Watched:
     async def using(self, mib: int) -> AsyncIterator[None]:
         """Let the node's agent say again and again that the only kernel uses so much."""
         (pod,) = await asyncio.to_thread(kernels, self.card, self.namespace)
-        use = {"pod": pod["metadata"]["uid"], "container": "", "device": GPU, "memory_mib": mib}
-        body = json.dumps({"devices": [GPU], "uses": [use], "complete": True})
-        headers = {"Authorization": f"Bearer {self.token}"}
-
-        async def say() -> None:
-            while True:
-                # 120 reports a minute are taken.
-                await AsyncHTTPClient().fetch(
-                    f"{self.url}/api/v1/node/use", method="POST", headers=headers, body=body
-                )
-                await asyncio.sleep(0.6)
-
-        saying = asyncio.create_task(say())
-        try:
+        use = {"pod": pod["metadata"]["uid"], "memory_mib": mib}
+        async with reporting(self.url, self.token, GPU, [use]):
             yield
-            assert not saying.done(), saying.exception()
-        finally:
-            saying.cancel()
-            with suppress(asyncio.CancelledError):
-                await saying
 
 
 @pytest.fixture
@@ -82,19 +64,8 @@ async def watched(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Watched]:
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}}
-    container = {"name": "agent", "image": "example.org/agent:1", "command": ["sleep", "600"]}
-    spec = {
-        "nodeName": NODE,
-        "serviceAccountName": ACCOUNT,
-        "containers": [container],
-        "terminationGracePeriodSeconds": 0,
-    }
-    agent = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "agent"}, "spec": spec}
-    card.apply(account, agent, namespace=namespace)
     add_server(card, namespace, "ada")
-    bound = ("--audience=gpu-pool", "--bound-object-kind=Pod", "--bound-object-name=agent")
-    token = card.kubectl("create", "token", ACCOUNT, "-n", namespace, *bound).strip()
+    token = add_agent(card, namespace, NODE)
     settings = f"""
 c.KubernetesSettings.kubeconfig = "{card.kubeconfig}"
 c.KubernetesSettings.namespace = "{namespace}"

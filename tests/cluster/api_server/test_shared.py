@@ -34,24 +34,10 @@ from support.kernel_pods import (
 from support.kube_examples import CLUSTER_WIDE, copied, kubeconfig_of, rendered
 from support.node_agent import NodeAgent
 from support.pools import take, until
+from support.whole_devices import DEVICE_CLASS
 
 NODE, UUID = "shared-1", "GPU-gpu-0"
 CLAIM = claim_name("gpu-pool", UUID)
-CLASS = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": "gpu.nvidia.com"},
-    "spec": {
-        "selectors": [
-            {
-                "cel": {
-                    "expression": "device.driver == 'gpu.nvidia.com' && "
-                    "device.attributes['gpu.nvidia.com'].type == 'gpu'"
-                }
-            }
-        ]
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +47,7 @@ def cluster(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         cluster = Cluster(kubeconfig, agent)
         cluster.add(node(NODE))
         about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        cluster.apply(CLASS, {**about, **resource_slice(listed("gpu-0"), name=NODE)})
+        cluster.apply(DEVICE_CLASS, {**about, **resource_slice(listed("gpu-0"), name=NODE)})
         yield cluster
         cluster.kubectl("delete", "resourceslice/shared-1-gpus-1-1", "deviceclass/gpu.nvidia.com")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from gpu_pool.courses import CourseFile, parse_course
 from gpu_pool.courses.hours import DAYS, WeeklyHours
 from gpu_pool.courses.model import CourseServer
-from gpu_pool.policy.sharing import Course, Quota
+from gpu_pool.policy.sharing import Course, Quota, Sharing
 from gpu_pool_client import WhenIdle, format_duration, format_memory, parse_request
 
 FULL = """\
@@ -93,7 +93,10 @@ def test_queue_quotas_and_terms_get_what_they_need() -> None:
     terms = course.terms(None)
     assert (course.longest_lease, terms.idle_limit, terms.when_idle) == (7200, 900, WhenIdle.END)
     assert (terms.warn_before, terms.keep_at_most, terms.yield_after) == (90, 5400, 120)
-    assert course.terms(None, in_pod=True).yield_after is None
+    in_pod = Sharing(in_pods=True).where_kernels_run(terms)
+    assert (in_pod.in_pod, in_pod.can_be_parked, in_pod.yield_after) == (True, False, None)
+    parked = Sharing(in_pods=True, pods_park=True).where_kernels_run(terms)
+    assert (parked.in_pod, parked.can_be_parked, parked.yield_after) == (True, True, 120)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
-from gpu_pool_provisioner.session import Session, State, effects, events, step, texts
+from gpu_pool_provisioner.session import Session, State, effects, events, idling, step, texts
 from gpu_pool_provisioner.session.view import GAVE_WAY, GIVING_WAY, SlicePhase, view
 from support.session_world import STARTED, a_session, after, lease
 
@@ -21,6 +21,28 @@ LATER = 100.0
 def running() -> Session:
     """Return the session of a kernel that gives way to who waits once it has been idle for a minute."""
     return after(a_session(), *STARTED[:-1], events.Ready(HELD))
+
+
+@pytest.mark.parametrize(
+    ("age", "last_activity", "is_believed"),
+    [
+        (0.0, 100.0, True),  # seen now, as on the kernel's own machine
+        (5.0, 92.9, True),
+        (5.0, 93.1, False),  # it may have been seen before the kernel's last cell
+        (30.0, 0.0, True),
+    ],
+)
+def test_that_a_kernel_keeps_nothing_on_its_device_counts_if_it_was_seen_after_it_worked(
+    age: float, last_activity: float, is_believed: bool
+) -> None:
+    seen = idling.believed(replace(UNUSED, age=age), last_activity, 100.0)
+    assert seen.initialised is (False if is_believed else None)
+    assert seen.working is False
+
+
+def test_what_it_keeps_there_counts_whenever_that_was_seen() -> None:
+    kept = Activity(initialised=True, memory_mib=412, age=30.0)
+    assert idling.believed(kept, 100.0, 100.0) == kept
 
 
 def looked_at(session: Session, seen: Lease, now: float = LATER) -> Session:
