@@ -45,7 +45,7 @@ def unknown_in(pod: Manifest) -> str:
         found += [name for name in _PROBES if container.get(name)]
         found += ["privileged container"] if _security(pod, container).get("privileged") else []
         found += ["init container that goes on"] if "restartPolicy" in container else []
-        found += [] if container.get("command") or container.get("args") else ["command of an image's own"]
+        found += [] if _command(container) else ["command of an image's own"]
         for each in container.get("env", ()):
             found += ["resourceFieldRef"] if "resourceFieldRef" in each.get("valueFrom", {}) else []
     return " and ".join(dict.fromkeys(found))
@@ -61,7 +61,7 @@ async def container_of(
     home = {"HOSTNAME": pod["metadata"]["name"], "HOME": image.home_of(uid)}
     mounts = volumes.mounts(spec, lambda text: _expanded(text, known, must_know=True))
     mounts.append(Mount(last, spec.get("terminationMessagePath", "/dev/termination-log")))
-    words = [_expanded(each, known) for each in (*spec.get("command", ()), *spec.get("args", ()))]
+    words = [_expanded(each, known) for each in _command(spec)]
     security = _security(pod, spec)
     return Container(
         words,
@@ -75,6 +75,12 @@ async def container_of(
         security.get("allowPrivilegeEscalation") is False,
         bool(security.get("readOnlyRootFilesystem")),
     )
+
+
+def _command(container: Manifest) -> tuple[str, ...]:
+    """Return what a container runs. Of what images run by themselves, the pause of Kubernetes is known."""
+    said = (*container.get("command", ()), *container.get("args", ()))
+    return said or (("sleep", "infinity") if "/pause:" in container.get("image", "") else ())
 
 
 def _security(pod: Manifest, container: Manifest) -> dict[str, Any]:
