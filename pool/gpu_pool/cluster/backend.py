@@ -101,8 +101,8 @@ class ClusterBackend(Backend):
             self._claims = DeviceClaims(api, writer, self.view, kubernetes, log, self._end_taken)
         self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
         self._pod_builder = PodBuilder(kubernetes, self.view, self._volume_claims)
-        #: The leases that lived when it was last read, those of them that were parked, and what was found with
-        #: those.
+        #: The leases that lived when it was last read, and those of them that were parked; and what was found
+        #: with these.
         self._live: frozenset[str] = frozenset()
         self._parked: frozenset[str] = frozenset()
         self._found: DevicesFound | None = None
