@@ -128,6 +128,15 @@ class RealCluster(Cluster):
         self.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", status)
 
 
+def make_home(folder: Path, below: Path) -> None:
+    """Make the folder of a home that the user of a container reaches."""
+    folder.mkdir()
+    os.chown(folder, 1000, 100)
+    for each in (below, *below.parents):
+        if each.stat().st_mode & 0o001 == 0 and each.is_relative_to(below.parents[2]):
+            each.chmod(each.stat().st_mode | 0o011)
+
+
 @contextmanager
 def real_cluster(folder: Path, images: Sequence[Path] = ()) -> Iterator[RealCluster]:
     """Run one; ``images`` are archives of what its pods may run."""

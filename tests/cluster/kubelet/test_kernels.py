@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from support.fixtures import jupyter_env, manager
 from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.kernel_pods import notebook, volume
-from support.kubelet import RealCluster
+from support.kubelet import RealCluster, make_home
 from support.node_agent import NodeAgent
 from support.service import ForkServer, Service, serving
 from support.slice_pages import cells, serving_pages
@@ -54,15 +53,6 @@ def home(cluster: Cluster, namespace: str, tmp_path: Path) -> Path:
     # From now on: kernels keep the strictest rules.
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     return folder
-
-
-def make_home(folder: Path, below: Path) -> None:
-    """Make the folder of a home that the user of a container reaches."""
-    folder.mkdir()
-    os.chown(folder, 1000, 100)
-    for each in (below, *below.parents):
-        if each.stat().st_mode & 0o001 == 0 and each.is_relative_to(below.parents[2]):
-            each.chmod(each.stat().st_mode | 0o011)
 
 
 @pytest.fixture
