@@ -20,6 +20,7 @@ import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import port_names, write_connection_file
 
+from gpu_pool_kernels.inkernel.commands import PLACE
 from gpu_pool_kernels.launching import supervisor_files
 from gpu_pool_provisioner.environment import kernel_command
 from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
@@ -27,6 +28,8 @@ from support.pools import eventually
 from support.ports import free_ports
 
 KEY = b"the-key-of-this-kernel"
+#: That of the port of a supervisor whose kernel is yet to begin.
+PREPARED_KEY = b"the-key-of-a-prepared-pod"
 IPYKERNEL = ("python3", "-m", "ipykernel_launcher", "-f", "{connection_file}")
 
 
@@ -74,6 +77,12 @@ class Supervised:
             else:
                 self.connections.append(found)
                 return found
+
+    def beginning(self, *argv: str, folder: str | None = None, **environment: str) -> str:
+        """Return what it is told of its first kernel; by default one of ipykernel."""
+        words = [word.format(connection_file=self.connection_file) for word in argv or IPYKERNEL]
+        told = {"connection": self.connection, "argv": kernel_command(words, installed=True)}
+        return json.dumps({**told, "environment": environment, "folder": folder})
 
     async def asked(self, code: str, *, reply: bool = True, **options: Any) -> dict[str, Any]:
         """Submit a cell, with a client of its own; return the content of the reply, if there is to be one."""
@@ -128,10 +137,12 @@ def start(
     *,
     encrypts: bool = True,
     isolated: bool = False,
+    prepared: bool = False,
 ) -> Supervised:
     """Start one, with what lies in a folder as it does in a pod, and nothing else of ours.
 
     An ``isolated`` one is not started as its kernel is, so that it starts another Python for the template.
+    A ``prepared`` one knows its own key, and nothing of a kernel's connection.
     """
     files, ports = folder / "supervisor", free_ports(1 + len(port_names))
     write_supervisor(files)
@@ -142,6 +153,9 @@ def start(
         public, secret = (each.decode() for each in zmq.curve_keypair())
         connection |= {"curve_publickey": public, "curve_secretkey": secret}
         Path(file).write_text(json.dumps(connection))
+    if prepared:
+        Path(file).write_text(json.dumps({"key": PREPARED_KEY.decode()}))
+        environment = {PLACE: "-" * 16_384, **environment}
     words = kernel_command([word.format(connection_file=file) for word in argv], installed=True)
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
     with (folder / "log").open("wb") as log:
@@ -169,10 +183,14 @@ async def supervised(
     python: str = sys.executable,
     encrypts: bool = True,
     isolated: bool = False,
+    prepared: bool = False,
     **environment: str,
 ) -> AsyncIterator[Supervised]:
     """Supervise a kernel; nothing of it is left afterwards."""
-    made = start(folder, options, argv, python, environment, encrypts=encrypts, isolated=isolated)
+    options = (*options, "--prepared", "600") if prepared and "--prepared" not in options else options
+    made = start(
+        folder, options, argv, python, environment, encrypts=encrypts, isolated=isolated, prepared=prepared
+    )
     try:
         yield made
     finally:

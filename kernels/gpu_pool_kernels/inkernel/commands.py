@@ -62,3 +62,11 @@ def template_argv(
     padding = "-" * (sum(len(word.encode()) + 1 for word in argv[position:]) + _LONGER_NAMES)
     own = [str(LAUNCHER), "template", str(control), ",".join(modules), f"{idle_timeout:.0f}", padding]
     return argv[:position], [*argv[:position], *own]
+
+
+def starts_alike(argv: "Sequence[str]", other: "Sequence[str]") -> bool:
+    """Whether kernels of both commands can be forked from one template, as :func:`launched` returns them."""
+    if str(LAUNCHER) not in argv:
+        return False
+    stem = list(argv[: argv.index(str(LAUNCHER)) + 1])
+    return list(other[: len(stem)]) == stem

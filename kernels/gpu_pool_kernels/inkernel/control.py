@@ -1,16 +1,20 @@
 """Who may ask the supervisor of a pod's kernel, and in which form: signed lines over TCP.
 
 Each side begins with a line of 64 hexadecimal digits, which are random. Every other line is a MAC, a space
-and JSON with a counter ``n``, from 1 on. Nothing secret is said, so it is not encrypted::
+and JSON with a counter ``n``, from 1 on. Nothing else that is said is secret: only ``sealed`` is encrypted::
 
     base    = HMAC-SHA256(the key of the kernel's connection file, "gpu-pool supervisor")
     session = HMAC-SHA256(base, the server's line + the client's line)
     MAC     = HMAC-SHA256(session, ">" + JSON) of the client's lines, and "<" of the server's
+    of_line = HMAC-SHA256(session, "sealed" + n)
+    sealed  = Base64(content XOR block 0, block 1, ...), where block i = HMAC-SHA256(of_line, i in 8 bytes)
 
-So a line is good for one connection, one side and one place in it. What is wrong ends the connection, without
-a word. ``gpu_pool_provisioner.launchers.supervised`` is the other side.
+So a line is good for one connection, one side and one place in it, and no two are sealed with the same
+blocks. What is wrong ends the connection, without a word. The other side is
+``gpu_pool_provisioner.launchers.supervised``.
 """
 
+import base64
 import contextlib
 import hmac
 import json
@@ -19,8 +23,8 @@ import socket
 import time
 from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
 
-#: Bytes that a line may have.
-MAX_LINE = 4096
+#: Bytes that a line may have, and those of who has shown that they have the key.
+MAX_LINE, MAX_LONG_LINE = 4096, 1 << 18
 #: Seconds in which who connects has shown that it has the key.
 _SHOWN_WITHIN = 10.0
 #: How many may be connected that have shown it, and that have not; each one more ends the oldest.
@@ -54,7 +58,8 @@ class SignedLines:
         """Return what is asked in these bytes and those before. Raises ``Untrusted``."""
         lines = (self._unfinished + data).split(b"\n")
         self._unfinished = lines.pop()
-        if any(len(line) > MAX_LINE for line in (*lines, self._unfinished)):
+        most = MAX_LONG_LINE if self.is_trusted else MAX_LINE
+        if any(len(line) > most for line in (*lines, self._unfinished)):
             raise Untrusted("a line is too long")
         return [found for found in map(self._read_line, lines) if found is not None]
 
@@ -76,6 +81,14 @@ class SignedLines:
             raise Untrusted("that is not the next line")
         self._received += 1
         return message
+
+    def unsealed(self, message: "dict[str, Any]") -> bytes:
+        """Return what a line that was read has sealed. Raises ``ValueError`` where it has nothing."""
+        data = base64.b64decode(str(message.get("sealed", "")), validate=True)
+        key = hmac.new(self._session, b"sealed%d" % message["n"], "sha256").digest()
+        blocks = (hmac.new(key, n.to_bytes(8, "big"), "sha256").digest() for n in range(-(-len(data) // 32)))
+        stream = b"".join(blocks)[: len(data)]
+        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
 
     def line(self, message: "dict[str, Any]") -> bytes:
         """Return the next line to send."""
@@ -116,6 +129,10 @@ class ControlConnection:
             pass
         self.close()
         return []
+
+    def unsealed(self, message: "dict[str, Any]") -> bytes:
+        """Return what it has sealed in what it has asked. Raises ``ValueError`` where that is nothing."""
+        return self._lines.unsealed(message)
 
     def send(self, message: "dict[str, Any]") -> None:
         """Tell it something; close it where it does not read: the system keeps many lines for who does."""

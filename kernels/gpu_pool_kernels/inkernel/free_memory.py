@@ -85,3 +85,14 @@ def _is_short_in(group: Path, files: MemoryFiles) -> bool:
 def _lines(path: Path) -> "list[str]":
     # At newlines alone: a folder's name may have any other character.
     return [line for line in path.read_bytes().decode("utf-8", "surrogateescape").split("\n") if line]
+
+
+def memory_kills() -> int:
+    """Return how many processes of this container were ended since its memory was used up."""
+    for group, files in groups_of("/proc/self"):
+        try:
+            lines = (group / files.kills).read_text().splitlines()
+        except OSError:
+            return 0
+        return sum(int(number) for name, number in map(str.split, lines) if name == "oom_kill")
+    return 0

@@ -7,13 +7,18 @@ A Python kernel is forked from a template (``template.py``), which is a child of
 doubt, and what is no Python kernel, is started as a process. At the port 9750 whoever has the key of the
 connection file may ask (``control.py``)::
 
-    → {"n", "verb": "state"}              ← {"n", "to", "start", "status"}
+    → {"n", "verb": "state"}              ← {"n", "to", "start", "status", "importing"}
     → {"n", "verb": "restart"}            ← {"n", "to", "start", "cold"} once it listens, or {"to", "failed"}
     → {"n", "verb": "signal", "number"}   ← {"n", "to"}
+    → {"n", "verb": "begin", "sealed"}    ← as for restart: the first kernel of a pod that was prepared
                                           ← {"n", "exited": start, "status", "out_of_memory"}, unasked
 
 ``start`` counts the kernels of this pod; ``status`` is an exit status, or minus a signal, and None as long as
-the kernel runs. ``cold`` says why it was not forked.
+the kernel runs. ``cold`` says why it was not forked, ``importing`` whether the template is not ready yet.
+
+With ``--prepared SECONDS`` no kernel starts before it is told by ``begin`` which one, and where it listens:
+the command after ``--`` is that of the template. ``FILE`` has the key alone until then, which stays the key
+of this port. After so many seconds without it this process ends, with status 0.
 
 Once the kernel has ended, this process ends with the same status, unless it is restarted within ``--linger``
 seconds. It waits for that only where somebody is connected, or was just before.
@@ -22,9 +27,7 @@ seconds. It waits for that only where somebody is connected, or was just before.
 import argparse
 import contextlib
 import ctypes
-import errno
 import importlib
-import json
 import os
 import select
 import signal
@@ -36,7 +39,9 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 
 from . import free_memory
-from .commands import launched, module_option
+from .beginning import Beginning
+from .commands import PLACE, launched, module_option, starts_alike
+from .connection import ConnectionFile, Ports
 from .control import ControlConnection, ControlPort
 from .warm import Fork, WarmStarts
 
@@ -123,22 +128,29 @@ class Supervisor:
         self._is_python = self._argv != list(argv)
         self._preload = tuple(preload)
         self._environment = dict(environment)
+        #: Where kernels start; None for where this process does.
+        self._folder = None  # type: str | None
         self._ports = Ports(self._file.content)
         self._ended_at = float("-inf")
         self._killed_at = None  # type: float | None
         #: Who waits for a restart; and whether there is to be another kernel.
         self._asked = []  # type: list[tuple[ControlConnection, int]]
-        self._is_wanted = True
+        #: Until when it is waited to be told which kernel to start; None once that is known.
+        self._prepared_until = None  # type: float | None
+        if settings.prepared is not None:
+            self._prepared_until = time.monotonic() + settings.prepared
+        self._is_wanted = self._prepared_until is None
         #: Whether its template was asked for it, and what came of that.
         self._is_asked = False
         self._fork = None  # type: Fork | None
         self._kernel = None  # type: Kernel | None
-        self._kills = memory_kills()
+        self._kills = free_memory.memory_kills()
         #: When it was last looked at how much the kernel computes, and for how long it had until then.
         self._seen = None  # type: tuple[float, float] | None
         self._woken = _wake_at_signals()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._warm = warm or (self._template(()) if self._is_python else None)
+        begin_with = () if self._prepared_until is None else self._preload
+        self._warm = warm or (self._template(begin_with) if self._is_python else None)
         #: One that imports what is preloaded, or anew, while the other may still be of use; and for the how
         #: manieth kernel one was begun.
         self._next = None  # type: WarmStarts | None
@@ -178,7 +190,9 @@ class Supervisor:
             readable = select.select(self._sockets(), [], [], self._wait())[0]
         for each in filter(None, (self._warm, self._next)):
             each.end("this pod ends")
-        status = 128 + signal.SIGTERM if self._kernel is None else self._kernel.status or 0
+        status = 0 if self._kernel is None else self._kernel.status or 0
+        if self._kernel is None and self._killed_at is not None:
+            status = 128 + signal.SIGTERM
         return status if status >= 0 else 128 - status
 
     def _sockets(self) -> "list[Any]":
@@ -192,6 +206,10 @@ class Supervisor:
         kernel = self._kernel
         if self._killed_at is not None:
             return _LOOK_OFTEN
+        if self._prepared_until is not None:
+            left = max(0.0, self._prepared_until - time.monotonic())
+            is_awaited = self._control is not None and self._control.awaits_somebody()
+            return min(left, _LOOK_SELDOM if is_awaited else _LOOK_RARELY)
         if self._is_wanted or kernel is None or kernel.status is not None:
             return _LOOK_OFTEN if self._fork is not None else _LOOK_SELDOM
         if not (kernel.is_bound or kernel.sockets()):
@@ -205,6 +223,8 @@ class Supervisor:
         if self._kernel is None or self._kernel.status is not None:
             if self._killed_at is not None:
                 return True
+            if self._prepared_until is not None:
+                return now >= self._prepared_until
             lingers = self._control is not None and self._control.was_asked_within(self._settings.linger)
             return not self._is_wanted and not (lingers and now < self._ended_at + self._settings.linger)
         if self._killed_at is not None and now > self._killed_at + self._settings.grace:
@@ -249,7 +269,7 @@ class Supervisor:
         kernel = self._kernel
         assert kernel is not None
         kernel.status, self._ended_at = status, time.monotonic()
-        before, self._kills = self._kills, memory_kills()
+        before, self._kills = self._kills, free_memory.memory_kills()
         # Memory that was used up ends a process by this signal, and perhaps only one that the kernel started.
         out_of_memory = status == -signal.SIGKILL and self._kills > before
         told = {"exited": kernel.start, "status": status, "out_of_memory": out_of_memory}
@@ -281,7 +301,7 @@ class Supervisor:
             self._fork = self._fork or Fork()
         elif not self._is_asked:
             self._is_asked = True
-            self._warm.ask(self._argv)
+            self._warm.ask(self._argv, self._environment, self._folder)
         else:
             self._fork = self._fork or self._warm.forked()
 
@@ -304,7 +324,9 @@ class Supervisor:
             self._kernel = Kernel(fork.pid, start, fork.channel, "")
             return
         try:
-            process = subprocess.Popen(self._argv, env=self._environment, start_new_session=True)
+            process = subprocess.Popen(
+                self._argv, env=self._environment, cwd=self._folder, start_new_session=True
+            )
         except OSError as error:
             print(f"gpu-pool: {self._argv[0]} could not be started: {error}", file=sys.stderr)
             self._kernel = Kernel(0, start, None, "")
@@ -321,7 +343,12 @@ class Supervisor:
 
     def _answer(self, connection: ControlConnection, message: "dict[str, Any]") -> None:
         verb, number, kernel = message.get("verb"), message["n"], self._kernel
-        if verb == "restart" and self._killed_at is None:
+        if verb == "begin":
+            failed = self._begin(connection, message)
+            if failed:
+                connection.send({"to": number, "failed": failed})
+            return
+        if verb == "restart" and self._killed_at is None and self._prepared_until is None:
             self._asked.append((connection, number))
             self._is_wanted = True
             return
@@ -331,18 +358,48 @@ class Supervisor:
             known = None if self._is_wanted else kernel
             reply["start"] = self._next_start() if known is None else known.start
             reply["status"] = None if known is None else known.status
+            reply["importing"] = self._warm is not None and self._warm.is_importing
         elif verb == "signal" and type(message.get("number")) is int and 0 < message["number"] < signal.NSIG:
             if kernel is not None:
                 kernel.signal(message["number"])
         else:
-            reply["failed"] = "the pod ends" if verb == "restart" else "that is not understood"
+            reply["failed"] = "that is not understood"
+            if verb == "restart":
+                reply["failed"] = "the pod ends" if self._killed_at is not None else "no kernel has begun yet"
         connection.send(reply)
+
+    def _begin(self, connection: ControlConnection, message: "dict[str, Any]") -> str:
+        """Start the first kernel of a pod that was prepared; return why not, empty if it starts."""
+        if self._prepared_until is None or self._killed_at is not None:
+            return "a kernel has begun already" if self._killed_at is None else "the pod ends"
+        try:
+            told = Beginning.read(connection.unsealed(message))
+        except ValueError:
+            return "that is not understood"
+        self._prepared_until, self._is_wanted = None, True
+        self._asked.append((connection, message["n"]))
+        self._file.write(told.connection)
+        self._ports = Ports(self._file.content)
+        prepared, self._argv = self._argv, launched(list(told.argv))
+        self._is_python = self._argv != list(told.argv)
+        self._environment.update(told.environment)
+        self._folder = told.folder
+        if self._warm is not None and not starts_alike(prepared, self._argv):
+            self._warm.end("another command was prepared")
+            self._warm = None
+        elif self._warm is not None and self._warm.is_importing and self._preload:
+            # Its first kernel does not wait for that; the next ones have it.
+            self._warm, self._next = None, self._warm
+        return ""
 
     # -- Templates -----------------------------------------------------------
 
     def _follow_templates(self, readable: "Sequence[Any]") -> None:
         for each in filter(None, (self._warm, self._next)):
             each.read(readable)
+        if self._prepared_until is not None and self._preload and self._warm and self._warm.is_refused:
+            self._refuse_preload(self._warm)
+            self._warm = self._template(())
         # Not before the other one has answered, of which a kernel was asked: nobody would answer then.
         if self._next is not None and not self._next.is_importing and not self._is_asked:
             self._take_next(self._next)
@@ -358,11 +415,13 @@ class Supervisor:
                 self._warm.end("there is another one")
             self._warm = found
         elif found.is_refused:
-            print(
-                f"gpu-pool: kernels of this pod restart without what is preloaded: {found.why}",
-                file=sys.stderr,
-            )
-            self._preload = ()
+            self._refuse_preload(found)
+
+    def _refuse_preload(self, found: WarmStarts) -> None:
+        print(
+            f"gpu-pool: kernels of this pod restart without what is preloaded: {found.why}", file=sys.stderr
+        )
+        self._preload = ()
 
     def _lacks_template(self) -> bool:
         """Whether there is none that has imported what is preloaded, and for this kernel none was begun."""
@@ -383,66 +442,6 @@ class Supervisor:
             return False
         is_quiet = self._seen[1] - before[1] < _PAUSE_BELOW * (now - before[0])
         return is_quiet or now > kernel.began_at + _PAUSES_WITHIN
-
-
-class ConnectionFile:
-    """The connection file, which a kernel that ends in good order removes."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self._text = self._path.read_text()
-        self.content = json.loads(self._text)  # type: dict[str, Any]
-
-    def restore(self) -> None:
-        """Write it again where it is missing, for this user alone: a kernel would listen anywhere else."""
-        with contextlib.suppress(OSError):  # it is there, mostly
-            descriptor = os.open(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w") as file:
-                file.write(self._text)
-
-
-class Ports:
-    """The ports of a kernel, as its connection file has them."""
-
-    def __init__(self, connection: "Mapping[str, Any]") -> None:
-        self._ip = str(connection.get("ip") or "0.0.0.0")  # noqa: S104 - a pod's
-        is_tcp = connection.get("transport", "tcp") == "tcp"
-        found = {
-            name: int(number) for name, number in connection.items() if name.endswith("_port") and is_tcp
-        }
-        self._all = list(found.values())
-        #: Some kernels open the one for what is typed later, when they are asked nothing.
-        self._at_once = [number for name, number in found.items() if name != "stdin_port"]
-
-    def are_free(self) -> bool:
-        """Whether nobody listens at any of them."""
-        return not any(map(self._is_taken, self._all))
-
-    def are_bound(self) -> bool:
-        """Whether somebody listens at all that a kernel opens when it starts."""
-        return all(map(self._is_taken, self._at_once))
-
-    def _is_taken(self, port: int) -> bool:
-        family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # Then only who listens is in the way, and it is in nobody's.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self._ip, port))
-            except OSError as error:
-                return error.errno == errno.EADDRINUSE
-        return False
-
-
-def memory_kills() -> int:
-    """Return how many processes of this container were ended since its memory was used up."""
-    for group, files in free_memory.groups_of("/proc/self"):
-        try:
-            lines = (group / files.kills).read_text().splitlines()
-        except OSError:
-            return 0
-        return sum(int(number) for name, number in map(str.split, lines) if name == "oom_kill")
-    return 0
 
 
 def _wake_at_signals() -> int:
@@ -470,6 +469,9 @@ def main() -> None:
     )
     parser.add_argument("--connection", required=True, metavar="FILE")
     parser.add_argument("--preload", default="", metavar="MODULE,MODULE")
+    parser.add_argument(
+        "--prepared", type=float, metavar="SECONDS", help="how long to wait until a kernel is to begin"
+    )
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--linger", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--grace", type=float, default=1.5, metavar="SECONDS", help="from SIGTERM to SIGKILL")
@@ -480,11 +482,13 @@ def main() -> None:
         parser.error("after -- the kernel's command is missing")
     preload = list(filter(None, settings.preload.split(",")))
     environment, warm = dict(os.environ), None
+    environment.pop(PLACE, None)  # the template's
     if os.getpid() != 1:
         # As on one machine it ends with its parent, and says nothing to a terminal that is not there.
         environment["JPY_PARENT_PID"] = str(os.getpid())
     if is_same_python(argv):
-        warm = WarmStarts.fork(launched(argv), environment)
+        modules = () if settings.prepared is None else preload
+        warm = WarmStarts.fork(launched(argv), modules, environment)
         if warm is None:
             importlib.import_module(__package__ + ".template").main()
             return

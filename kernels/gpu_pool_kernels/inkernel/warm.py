@@ -42,15 +42,12 @@ class Fork(NamedTuple):
 class WarmStarts:
     """A process from which the kernels of one command are forked."""
 
-    def __init__(
-        self, pid: int, control: socket.socket, modules: "Sequence[str]", environment: "Mapping[str, str]"
-    ) -> None:
-        """Ask this process by this socket; its kernels have this environment."""
+    def __init__(self, pid: int, control: socket.socket, modules: "Sequence[str]") -> None:
+        """Ask this process by this socket."""
         self._control = control
         self._control.setblocking(False)
         self.pid = pid
         self.modules = tuple(modules)
-        self._environment = dict(environment)
         self.is_importing = True
         #: Whether what it has imported keeps kernels from being forked.
         self.is_refused = False
@@ -84,21 +81,23 @@ class WarmStarts:
                 start_new_session=True,
             )
         process.returncode = 0  # its end is waited for by who waits for all children
-        return cls(process.pid, control, modules, environment)
+        return cls(process.pid, control, modules)
 
     @classmethod
-    def fork(cls, argv: "Sequence[str]", environment: "Mapping[str, str]") -> "WarmStarts | None":
+    def fork(
+        cls, argv: "Sequence[str]", modules: "Sequence[str]", environment: "Mapping[str, str]"
+    ) -> "WarmStarts | None":
         """Fork one of this process, which must be as Python has started it; in the template return None.
 
         That spares the start of another Python, and the imports of what both need.
         """
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        made = template_argv(list(argv), (), theirs.fileno(), _IDLE)
+        made = template_argv(list(argv), modules, theirs.fileno(), _IDLE)
         assert made is not None
         pid = os.fork()
         if pid:
             theirs.close()
-            return cls(pid, control, (), environment)
+            return cls(pid, control, modules)
         control.close()
         theirs.detach()
         os.setsid()
@@ -118,14 +117,14 @@ class WarmStarts:
         """Return what is to be read once there is something."""
         return [self._control] if not self.why else []
 
-    def ask(self, argv: "Sequence[str]") -> None:
+    def ask(self, argv: "Sequence[str]", environment: "Mapping[str, str]", folder: "str | None") -> None:
         """Ask for a kernel, which has this process' standard streams; :meth:`forked` returns what came of it.
 
-        It may still import.
+        It starts in ``folder``; None for where this process did. The template may still import.
         """
         self._channel, theirs = socket.socketpair()
         with theirs:
-            content = json.dumps({"argv": list(argv), "env": self._environment, "cwd": None}).encode()
+            content = json.dumps({"argv": list(argv), "env": dict(environment), "cwd": folder}).encode()
             passed = array.array("i", [theirs.fileno(), 0, 1, 2])
             with contextlib.suppress(OSError):  # it has ended, which is noticed where it is looked at
                 self._control.sendmsg([content], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
