@@ -32,7 +32,7 @@ from gpu_pool_client._leases import (
     WhenIdle,
 )
 from gpu_pool_client._nodes import PodDeviceUse
-from gpu_pool_client._pods import KernelCommand, KernelPod, PodPhase
+from gpu_pool_client._pods import Beginning, KernelCommand, KernelPod, PodPhase
 from gpu_pool_client._pool import Pool, connect
 from gpu_pool_client._processes import Process
 from gpu_pool_client._requests import (
@@ -52,6 +52,7 @@ __all__ = [
     "WHOLE",
     "Activity",
     "BadRequest",
+    "Beginning",
     "Device",
     "DeviceStatus",
     "EndReason",

@@ -38,6 +38,18 @@ class KernelCommand:
     folder: str | None = None
     #: The modules that a Python kernel has imported when it starts, from the second one in its pod on.
     preload: tuple[str, ...] = ()
+    #: Whether who launches it can begin it in a pod that runs already; see :attr:`KernelPod.beginning`.
+    can_begin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What starts the kernel of a prepared pod: who has launched it tells it to the supervisor there."""
+
+    #: By which the supervisor knows who may ask it anything, for as long as the pod lives. Secret.
+    key: str = field(repr=False)
+    #: What it is told: the kernel's connection, command, variables and folder, as JSON. Secret.
+    content: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +65,5 @@ class KernelPod:
     message: str = ""
     #: The exit status of the process once it has ended; None where the cluster took it.
     exit_code: int | None = None
+    #: What its kernel waits for, in the answer to its launch alone; None where it starts by itself.
+    beginning: Beginning | None = None

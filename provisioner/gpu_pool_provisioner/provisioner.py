@@ -480,7 +480,8 @@ class GPUPoolProvisioner(SliceSettings):
         argv = self.pod_argv or pod_command.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
         variables = pod_command.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
         folder = pod_command.folder_in_pod(kwargs.get("cwd"), home_folder())
-        return KernelCommand(tuple(argv), connection, variables, folder, tuple(self.preload or ()))
+        preload = tuple(self.preload or ())
+        return KernelCommand(tuple(argv), connection, variables, folder, preload, can_begin=True)
 
     @property
     def _grace(self) -> float:

@@ -101,7 +101,8 @@ class WrappedKernel:
     def in_pod(self, connection: Mapping[str, Any]) -> KernelCommand:
         """Return what to launch in a pod; see ``LaunchPlan``."""
         argv = command_in_pod(self._command, self._connection_file)
-        return KernelCommand(argv, connection, folder=folder_in_pod(str(Path.cwd()), home_folder()))
+        folder = folder_in_pod(str(Path.cwd()), home_folder())
+        return KernelCommand(argv, connection, folder=folder, can_begin=True)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the kernel and what it has started."""

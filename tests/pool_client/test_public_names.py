@@ -11,6 +11,7 @@ PUBLIC = [
     "WHOLE",
     "Activity",
     "BadRequest",
+    "Beginning",
     "Device",
     "DeviceStatus",
     "TakingEffect",

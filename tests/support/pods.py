@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import (
     Activity,
     BadRequest,
+    Beginning,
     EndReason,
     GpuPoolError,
     KernelCommand,
@@ -45,6 +47,7 @@ from gpu_pool_client import (
     PoolUnreachable,
 )
 from gpu_pool_client._pods import POD_VARIABLE
+from gpu_pool_kernels.inkernel.commands import PLACE
 from gpu_pool_provisioner import pools
 from support.frontend import Frontend
 from support.jupyter_env import eventually
@@ -70,6 +73,8 @@ class PodProcess:
     trouble: str = ""
     #: Whether the cluster took it, and what it said.
     taken: str | None = None
+    #: The key of its supervisor where that waits for its kernel.
+    key: str = ""
 
     @property
     def kernel(self) -> int:
@@ -79,7 +84,7 @@ class PodProcess:
             return self.process.pid
         for each in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):  # it has ended
-                if "ipykernel_launcher" in each.cmdline():
+                if "ipykernel_launcher" in each.cmdline() and "supervisor" not in each.cmdline():
                     return int(each.pid)
         return 0
 
@@ -106,6 +111,34 @@ class PodProcess:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def prepare(self, *options: str) -> None:
+        """Let it wait for its kernel."""
+        self.key, file = secrets.token_hex(32), self.folder / "connection.json"
+        file.write_text(json.dumps({"key": self.key, "ip": self.address}))
+        write_supervisor(self.folder)
+        usual = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", str(file)]
+        supervisor = [str(self.folder / "launch.py"), "supervisor", "--connection", str(file)]
+        own = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "IPYTHONDIR": str(self.folder)}
+        self.process = subprocess.Popen(
+            [*usual[:2], *supervisor, "--prepared", "600", *options, "--", *usual],
+            env={**own, POD_VARIABLE: "1", PLACE: "-" * 16_384},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def beginning(self, kernel: KernelCommand, environment: Mapping[str, str]) -> Beginning:
+        """Return what starts a kernel in it."""
+        self.command, file = kernel, str(self.folder / "connection.json")
+        argv = [word.replace("{connection_file}", file) for word in kernel.argv]
+        told = {
+            "connection": {**kernel.connection, "ip": self.address},
+            "argv": [sys.executable if argv[0] == "python3" else argv[0], *argv[1:]],
+            "environment": {**kernel.environment, **environment},
+            "folder": None,
+        }
+        return Beginning(self.key, json.dumps(told))
 
     def end(self, signum: int = signal.SIGKILL) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -146,6 +179,8 @@ class PodPool(Pool):
         #: The last pod of each lease.
         self.pods: dict[str, PodProcess] = {}
         self.launched: list[PodProcess] = []
+        #: Pods that wait for a kernel.
+        self.waiting: list[PodProcess] = []
         #: Set once the software is there; until then pods wait with these words.
         self.images = threading.Event()
         self.images.set()
@@ -169,11 +204,26 @@ class PodPool(Pool):
         if (await self.inner.get_lease(lease_id)).state is not LeaseState.HELD:
             raise BadRequest("This lease is not held.")
         await self.end_pod(lease_id)
-        folder = self._folder / f"pod-{next(_NUMBERS)}"
-        folder.mkdir(parents=True)
-        pod = self.pods[lease_id] = PodProcess(kernel, folder)
+        if self.waiting and kernel.can_begin and lease_id not in self.pods:
+            pod = self.pods[lease_id] = self.waiting.pop()
+            self.launched.append(pod)
+            variables = (await self.get_lease(lease_id)).environment
+            return replace(pod.seen("", self.phase), beginning=pod.beginning(kernel, variables))
+        pod = self.pods[lease_id] = self._made(kernel)
         self.launched.append(pod)
         return pod.seen(self.message, self.phase)
+
+    def prepare(self, *options: str) -> PodProcess:
+        """Let a pod wait for the first kernel of whoever comes."""
+        pod = self._made(KernelCommand((), {}))
+        pod.prepare(*options)
+        self.waiting.append(pod)
+        return pod
+
+    def _made(self, kernel: KernelCommand) -> PodProcess:
+        folder = self._folder / f"pod-{next(_NUMBERS)}"
+        folder.mkdir(parents=True)
+        return PodProcess(kernel, folder)
 
     async def pod(self, lease_id: str, seen: str = "") -> KernelPod:
         end = time.monotonic() + _POLL
@@ -252,7 +302,7 @@ class PodPool(Pool):
 
     async def close(self) -> None:
         self.images.clear()
-        for pod in self.launched:
+        for pod in (*self.launched, *self.waiting):
             pod.end()
         await self.inner.close()
 

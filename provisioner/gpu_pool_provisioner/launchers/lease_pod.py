@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from gpu_pool_client import (
+    Beginning,
     GpuPoolError,
     KernelCommand,
     KernelPod,
@@ -24,7 +25,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.launchers.base import HeldLease, NotStartedError
-from gpu_pool_provisioner.launchers.supervised import SupervisorConnection
+from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
 from gpu_pool_provisioner.pools import retry
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
@@ -34,6 +35,9 @@ from gpu_pool_provisioner.session.idling import taken
 _END_WITHIN: Final = 10.0
 #: Seconds in which a pod's supervisor answers: packets to a pod that is gone, or behind a firewall, vanish.
 _ANSWERS_WITHIN: Final = 2.0
+#: Seconds in which the supervisor of a prepared pod answers, and between two attempts: its container may just
+#: have started; and in which its kernel listens then.
+_PREPARED_WITHIN, _PREPARED_AGAIN, _BEGUN_WITHIN = 5.0, 0.05, 20.0
 #: What changes while a pod runs, and its kernel need not hear of: what is enforced at the moment, and since
 #: when the lease has its slices as they are.
 _PASSING: Final = ("GPU_POOL_ENFORCED", "GPU_POOL_HELD_SINCE")
@@ -57,6 +61,10 @@ class LeasePod:
         #: Is told what troubles it while it runs.
         self.on_trouble: Callable[[str], None] | None = None
         self._is_ended_by_us = False
+        #: Whether it was there before its launch; and what its kernel waits for to be told.
+        self.is_prepared = False
+        self._beginning: Beginning | None = None
+        self._supervisor_key = str(command.connection["key"]).encode()
         self._address: asyncio.Future[str] = loop.create_future()
         self._progress = ""
         #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
@@ -102,6 +110,9 @@ class LeasePod:
         try:
             pool, lease_id = self._held.pool, self._held.id
             pod = await retry(partial(pool.launch, lease_id, self.command), self._note_fault)
+            if pod.beginning is not None:
+                self.is_prepared, self._beginning = True, pod.beginning
+                self._supervisor_key = pod.beginning.key.encode()
             while pod.phase is not PodPhase.ENDED:
                 self._note_state(pod)
                 pod = await retry(partial(pool.pod, lease_id, pod.version), self._note_fault)
@@ -168,12 +179,33 @@ class LeasePod:
         It is made at the first use, and again only once it was :meth:`lost`.
         """
         if self._connecting is None:
-            key = str(self.command.connection["key"]).encode()
-            connect = SupervisorConnection.connect(self._address.result(), key, within=_ANSWERS_WITHIN)
+            connect = SupervisorConnection.connect(
+                self._address.result(), self._supervisor_key, within=_ANSWERS_WITHIN
+            )
             self._connecting = asyncio.create_task(connect)
         connected = await asyncio.shield(self._connecting)
         self.connected = connected
         return connected
+
+    async def begin(self) -> None:
+        """Have its kernel begin, if it only waits for that; its address is known.
+
+        Raises ``SupervisorAway`` and ``KernelNotStarted``.
+        """
+        beginning, self._beginning = self._beginning, None
+        if beginning is None:
+            return
+        give_up_at = asyncio.get_running_loop().time() + _PREPARED_WITHIN
+        while True:
+            try:
+                supervisor = await self.supervisor()
+                break
+            except SupervisorAway:
+                self.lost()
+                if asyncio.get_running_loop().time() > give_up_at:
+                    raise
+            await asyncio.sleep(_PREPARED_AGAIN)
+        await supervisor.begin(beginning.content, within=_BEGUN_WITHIN)
 
     def lost(self) -> None:
         """Let go of the connection to its supervisor, which does not answer any more."""

@@ -66,7 +66,7 @@ _SILENT: Final = (
 
 
 class NotRestartedError(Exception):
-    """The next kernel was not started in the pod of the last one: it needs a new one."""
+    """The kernel was not started in the last one's pod, or in a prepared one: it needs a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class PodRun(KernelRun):
             return introduction
         if self._killing is not None:
             raise NotReadyError("The kernel was ended before it was ready.")
-        if self._is_next and self._pod.taken is None:
+        if (self._is_next or self._pod.is_prepared) and self._pod.taken is None:
             raise NotRestartedError
         raise NotStartedError(self._pod.fault)
 
@@ -129,6 +129,7 @@ class PodRun(KernelRun):
         else:
             self._pod.launch()
         address = await self._pod.started(kernel.start_timeout)
+        await self._begin()
         self._relay = Relay({**self._pod.command.connection, "ip": address}, *self._sides)
         try:
             introduction = await asyncio.wait_for(self._relay.ready(), kernel.ready_timeout)
@@ -148,6 +149,13 @@ class PodRun(KernelRun):
     async def _restart(self) -> None:
         try:
             await (await self._pod.supervisor()).restart(within=_RESTARTED_WITHIN)
+        except (SupervisorAway, KernelNotStarted) as error:
+            get_logger().warning("A kernel is started in a new pod: %s", error)
+            raise NotRestartedError from error
+
+    async def _begin(self) -> None:
+        try:
+            await self._pod.begin()
         except (SupervisorAway, KernelNotStarted) as error:
             get_logger().warning("A kernel is started in a new pod: %s", error)
             raise NotRestartedError from error
