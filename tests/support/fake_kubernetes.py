@@ -150,7 +150,7 @@ class FakeKubernetes:
         self.requests.append((method, kind))
         if self.absent & {kind, group, f"{group}/{kind}"}:
             return _status(404, "NotFound")
-        if method in ("POST", "DELETE") and (refused := self.before_write(method, kind)) is not None:
+        if method in ("POST", "DELETE", "PATCH") and (refused := self.before_write(method, kind)) is not None:
             return refused
         if method == "LIST":
             # Not "or": an answer of aiohttp's has been false in itself, being an empty mapping.
@@ -168,6 +168,8 @@ class FakeKubernetes:
             return web.json_response({"status": {"userInfo": self.asker}}, status=201)
         if method == "POST":
             return self._create(key, self.webhook(kind, await request.json()))
+        if method == "PATCH":
+            return self._patch(key, await request.json())
         return self._read_or_delete(method, key)
 
     def _list(self, kind: str) -> web.Response:
@@ -210,6 +212,12 @@ class FakeKubernetes:
             return _status(409, "AlreadyExists")
         return web.json_response(self._store(key, found), status=201)
 
+    def _patch(self, key: Key, changes: dict[str, Any]) -> web.Response:
+        found = self.objects.get(key)
+        if found is None:
+            return _status(404, "NotFound")
+        return web.json_response(self._store(key, _patched(found, changes)))
+
     def _read_or_delete(self, method: str, key: Key) -> web.Response:
         found = self.objects.get(key)
         if found is None:
@@ -243,6 +251,17 @@ class FakeKubernetes:
 
 async def _at_once(_kind: str) -> None:
     """Wait for nothing."""
+
+
+def _patched(found: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """Apply a merge patch (RFC 7386)."""
+    kept = dict(found) if isinstance(found, dict) else {}
+    for name, value in changes.items():
+        if value is None:
+            kept.pop(name, None)
+        else:
+            kept[name] = _patched(kept.get(name), value) if isinstance(value, dict) else value
+    return kept
 
 
 def _status(code: int, reason: str) -> web.Response:

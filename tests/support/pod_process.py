@@ -51,6 +51,12 @@ def unknown_in(pod: Manifest) -> str:
     return " and ".join(dict.fromkeys(found))
 
 
+def _command(container: Manifest) -> list[str]:
+    """Return what a container runs; what images of the name pause run by themselves does nothing."""
+    said = [*container.get("command", ()), *container.get("args", ())]
+    return said or (["sleep", "infinity"] if "/pause:" in container["image"] else [])
+
+
 async def container_of(
     core: CoreV1Api, pod: Manifest, spec: Manifest, place: Place, image: Image, volumes: Volumes, last: Path
 ) -> Container:

@@ -48,7 +48,10 @@ DRA_RIGHTS: Final = (
     ("create", "resource.k8s.io", "resourceclaimtemplates", False),
 )
 #: And where the pool claims whole GPUs and divides them itself.
-SHARED_RIGHTS: Final = (("create delete get", "resource.k8s.io", "resourceclaims", False),)
+SHARED_RIGHTS: Final = (
+    ("create delete get", "resource.k8s.io", "resourceclaims", False),
+    ("patch", "", "pods", False),
+)
 #: How settings say that, in Python and in JSON.
 _IS_SHARED: Final = re.compile(r"""\bdialect["']?\s*[:=]\s*["']shared["']""")
 _APPLY: Final = "kubectl apply -k . in your copy of examples/kubernetes, or helm upgrade --install gpu-pool"

@@ -38,6 +38,8 @@ _LONGEST_LINE: Final = 2**21
 #: OpenSSL's numbers for what a strict verification finds amiss with the form of a certificate.
 _FORM: Final = range(80, 94)
 _JSON: Final = "application/json"
+#: What a change is written in: what is named is replaced.
+_MERGE: Final = "application/merge-patch+json"
 #: Asks for objects without what is in them: a list, and the events of a watch.
 _NAMES: Final = {
     "LIST": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
@@ -151,7 +153,7 @@ class Api:
         within: float,
         accept: str,
     ) -> ClientResponse:
-        headers = {"Accept": accept, "Content-Type": _JSON}
+        headers = {"Accept": accept, "Content-Type": _MERGE if method == "PATCH" else _JSON}
         authorization = await self._access.authorization()
         if authorization:
             headers["Authorization"] = authorization
@@ -230,6 +232,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 #: Pods that are being deleted at the same time; the others wait here.
 _AT_ONCE: Final = 16
 _NOT_FOUND, _CONFLICT = 404, 409
+#: Answers that say only that an object is there already, or is not there.
+_NO_OBJECT: Final = {("POST", "AlreadyExists"), ("GET", "NotFound"), ("PATCH", "NotFound")}
 
 
 class ApiWriter:
@@ -245,6 +249,13 @@ class ApiWriter:
         Raises ``NotAllowed`` with the cluster's words where it refuses, and ``PoolUnreachable``.
         """
         return await self._retrying("POST", path, body)
+
+    async def change(self, path: str, changes: Manifest) -> Any:
+        """Change an object where it differs from this, and return it; None if it is not there.
+
+        Raises as :meth:`create` does.
+        """
+        return await self._retrying("PATCH", path, changes)
 
     async def read(self, path: str) -> Any:
         """Return an object, None if it is not there. Raises as :meth:`create` does."""
@@ -278,7 +289,7 @@ class ApiWriter:
             try:
                 return await self._api.ask(method, path, body)
             except ApiRefused as refused:
-                if (method, refused.reason) in (("POST", "AlreadyExists"), ("GET", "NotFound")):
+                if (method, refused.reason) in _NO_OBJECT:
                     return None
                 if refused.reason != "Conflict":  # as of a quota that another one wrote at the same time
                     self._log.error(

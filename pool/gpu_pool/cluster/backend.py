@@ -24,6 +24,7 @@ from gpu_pool.cluster.pod_choices import refuse_beside_server
 from gpu_pool.cluster.pod_starts import KueuePositions, PodStarts
 from gpu_pool.cluster.pod_states import NODE_GONE, VANISHED, PodTaken
 from gpu_pool.cluster.pod_watchdog import PodWatchdog
+from gpu_pool.cluster.prepared_pod_controller import PreparedPods
 from gpu_pool.cluster.scale_up_controller import ScaleUpController
 from gpu_pool.cluster.settings import SHARED, KubernetesSettings
 from gpu_pool.cluster.snapshot import served_of_kueue
@@ -101,6 +102,10 @@ class ClusterBackend(Backend):
             self._claims = DeviceClaims(api, writer, self.view, kubernetes, log, self._end_taken)
         self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
         self._pod_builder = PodBuilder(kubernetes, self.view, self._volume_claims)
+        if self._claims is not None:
+            self.kernels.prepared = PreparedPods(
+                writer, self.view, kubernetes, courses, self._pod_builder, self._volume_claims, rules, log
+            )
         #: The leases that lived when it was last read, and those of them that were parked; and what was found
         #: with these.
         self._live: frozenset[str] = frozenset()
@@ -152,6 +157,8 @@ class ClusterBackend(Backend):
             await self.kernels.stop()
             if self._claims is not None:
                 await self._claims.stop()
+            if self.kernels.prepared is not None:
+                await self.kernels.prepared.stop()
             await self.view.stop()
 
     async def _start(self) -> None:
@@ -161,6 +168,14 @@ class ClusterBackend(Backend):
         if self._claims is not None:
             await self._claims.start()
         self.log.info("The cluster shares its GPUs by %s", self.view.choice)
+        for name, course in sorted(self._courses().usable.items()):
+            if course.kubernetes.prepared_pods and self._claims is None:
+                self.log.warning(
+                    "Course %s has prepared_pods, and gets none: here a GPU comes with its pod, so one that "
+                    "waits would keep it. Leave it out, or set c.KubernetesSettings.dialect = %r",
+                    ascii(name),
+                    SHARED,
+                )
         for namespace, count in sorted(self.view.strays().items()):
             self.log.warning(
                 "%d kernels of this pool are in %s, which c.KubernetesSettings.more_namespaces does not "
@@ -271,6 +286,8 @@ class ClusterBackend(Backend):
         if self._claims is not None:
             self._parked = frozenset(lease.id for lease in every if lease.state is LeaseState.PARKED)
             self._claims.reconcile(every)
+        if self.kernels.prepared is not None:
+            self.kernels.prepared.reconcile(every)
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
         """Return whose nodes are gone, who waits for what no node could give, and whom Kueue has let in."""

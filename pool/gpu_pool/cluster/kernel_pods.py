@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Set
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gpu_pool.cluster import kueue, manifests
@@ -33,6 +34,8 @@ from gpu_pool.cluster.pod_states import (
     is_starting,
     read_pod,
 )
+from gpu_pool.cluster.prepared_pod_controller import PreparedPods
+from gpu_pool.cluster.prepared_pods import is_prepared
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool_client import Failure, GpuPoolError, KernelPod, NotAllowed, Place, PodPhase
@@ -93,6 +96,8 @@ class KernelPods:
         self._noted: dict[str, set[str]] = {}
         self._started = False
         self.stopped = False
+        #: The pods in which kernels may begin that are there already, where there are such.
+        self.prepared: PreparedPods | None = None
         view.on_kernel, view.on_notebook_gone = self._changed, self._notebook_gone
         view.on_node, view.on_workload = self._node_changed, self._workload_changed
         view.on_claim = self._claim_changed
@@ -107,7 +112,12 @@ class KernelPods:
         for pod in pods:
             if pod is not made:
                 self._delete(pod)
+        if made is None and not pods and self.prepared is not None:
+            made = await self.prepared.take(request)
         self._requests[lease_id] = request  # first: its machine may refuse the pod before its answer is here
+        if made is not None and self.prepared is not None and is_prepared(made):
+            self._ended_leases.discard(lease_id)
+            return replace(self._read(made)[0], beginning=self.prepared.beginning(made, request))
         made = await self._make(request, made)
         self._ended_leases.discard(lease_id)
         return self._read(made)[0]
@@ -148,6 +158,8 @@ class KernelPods:
     def _is_of(self, request: KernelPodRequest, pod: Manifest) -> bool:
         """Whether a pod is that of this very request, and has not ended."""
         same = mapping(pod["metadata"].get("annotations")).get(LAUNCH) == request.launch
+        if is_prepared(pod) and (self.prepared is None or not self.prepared.knows(pod)):
+            return False  # its kernel may not have begun, and nobody knows the key any more
         return same and self._read(pod)[0].phase is not PodPhase.ENDED
 
     async def _create(self, request: KernelPodRequest) -> Manifest:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gpu_pool.cluster.dialects import Manifest, PodBans, PodParts, identity_labels, label_value, merged
 from gpu_pool.cluster.dialects.objects import POOL_LABEL, PREFIX
@@ -37,20 +37,20 @@ CONNECTION_FILE: Final = f"{CONNECTION_FOLDER}/connection.json"
 MOUNTED_FOLDER: Final = "/run/gpu-pool-secret"
 #: Where what starts the kernel, and starts it again in the same pod, is mounted.
 SUPERVISOR_FOLDER: Final = "/run/gpu-pool-supervisor"
-_SUPERVISOR: Final = f"{SUPERVISOR_FOLDER}/launch.py"
+SUPERVISOR: Final = f"{SUPERVISOR_FOLDER}/launch.py"
 #: Below it, where Python looks for compiled code.
 _CODE_FOLDER: Final = "__pycache__"
 #: Runs a command (its arguments) once the connection file is where it can be written, by this user alone.
-_START: Final = f"(umask 077 && cat {MOUNTED_FOLDER}/connection.json > {CONNECTION_FILE}) && "
+START: Final = f"(umask 077 && cat {MOUNTED_FOLDER}/connection.json > {CONNECTION_FILE}) && "
 _ALONE: Final = 'exec "$@"'
 #: How kernels start their Python, mostly. A supervisor that is started alike forks their template, which
 #: spares the start of another Python; one of any other kernel hears of no variables of its user.
-_KERNELS_PYTHON: Final = ("python3", "-Xfrozen_modules=off")
+KERNELS_PYTHON: Final = ("python3", "-Xfrozen_modules=off")
 _ISOLATED: Final = ("python3", "-I", "-S")
 #: The same below the supervisor, where the image has a Python and the ConfigMap was there.
 _SUPERVISED: Final = (
-    f"if [ -r {_SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then "
-    f"exec {{python}} {_SUPERVISOR} supervisor --connection {CONNECTION_FILE} --preload={{preload}} "
+    f"if [ -r {SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then "
+    f"exec {{python}} {SUPERVISOR} supervisor --connection {CONNECTION_FILE} --preload={{preload}} "
     f'-- "$@"; else {_ALONE}; fi'
 )
 
@@ -72,15 +72,35 @@ _NEVER: Final = frozenset({"NVIDIA_VISIBLE_DEVICES"})
 #: What Kubernetes taints a node with that does not answer. Pods bear with it for five minutes by default.
 _LOST: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 #: What tells autoscalers that a kernel cannot be moved elsewhere: its node stays for as long as it runs.
-_STAYS: Final = {
+STAYS: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
 _MOST_WORDS, _MOST_TEXT, _MOST_VARIABLES = 200, 16_384, 500
 #: Seconds between the end of the longest lease and that of its pod, whose end the pool itself comes before.
-_DEADLINE_MARGIN: Final = 60
+DEADLINE_MARGIN: Final = 60
 #: Seconds from the order to end to the end: whoever shuts a kernel down has asked it before.
 _GRACE: Final = 2
+
+
+class PodSetup(Protocol):
+    """What is decided of every pod in which a kernel runs, before it is known which one."""
+
+    @property
+    def notebook(self) -> Notebook:
+        """The notebook server beside which it is."""
+
+    @property
+    def node(self) -> str:
+        """Its node; empty where the cluster chooses it."""
+
+    @property
+    def body(self) -> ContainerSettings:
+        """Its container, but for the slice."""
+
+    @property
+    def supervisor(self) -> Manifest | None:
+        """The ConfigMap with its supervisor; None for a kernel without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +209,43 @@ def pod(order: KernelPodRequest, name: str, now: float) -> dict[str, Any]:
         "name": name,
         "namespace": notebook.namespace,
         "labels": labels,
-        "annotations": {LAUNCH: order.launch, **_STAYS},
+        "annotations": {LAUNCH: order.launch, **STAYS},
         "ownerReferences": [owner],
     }
-    base = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(order, name, now)}
+    spec = spec_of(order, name, _container(order))
+    ends_at = lease.terms.ends_at
+    # Time parked does not count, and nobody can move a pod's deadline to a later time.
+    if ends_at is not None and not lease.terms.parks_in_pod:
+        spec["activeDeadlineSeconds"] = max(1, int(ends_at - now) + DEADLINE_MARGIN)
+    base = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     return merged(base, CONTAINER, order.parts, order.bans)
+
+
+def connection_in_pod(command: KernelCommand) -> dict[str, Any]:
+    """Return what a kernel's connection file says in its pod."""
+    names = (*_PORTS, *_TEXTS, *_KEYS, *_MORE)
+    connection = {name: command.connection[name] for name in names if name in command.connection}
+    return {**connection, "ip": "0.0.0.0", "transport": "tcp"}  # noqa: S104 - the pod's own address
+
+
+def beginning(order: KernelPodRequest) -> dict[str, Any]:
+    """Return what the supervisor of a pod that runs already is told, so that it starts this kernel."""
+    return {
+        "connection": connection_in_pod(order.command),
+        "argv": _argv(order.command),
+        "environment": {**_variables(order), **order.parts.environment},
+        "folder": _folder(order.body, order.command.folder),
+    }
 
 
 def secret(made: Manifest, command: KernelCommand) -> dict[str, Any]:
     """Return the Secret with the connection file of a pod that was made; it goes with the pod."""
-    names = (*_PORTS, *_TEXTS, *_KEYS, *_MORE)
-    connection = {name: command.connection[name] for name in names if name in command.connection}
-    text = json.dumps({**connection, "ip": "0.0.0.0", "transport": "tcp"})  # noqa: S104 - the pod's own address
+    return secret_of(made, connection_in_pod(command))
+
+
+def secret_of(made: Manifest, connection: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Secret of a pod that was made, with what its connection file says."""
+    text = json.dumps(connection)
     metadata = made["metadata"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
     return {
@@ -209,7 +254,9 @@ def secret(made: Manifest, command: KernelCommand) -> dict[str, Any]:
         "metadata": {
             "name": metadata["name"],
             "namespace": metadata["namespace"],
-            "labels": {key: metadata["labels"][key] for key in (POOL_LABEL, LEASE_LABEL)},
+            "labels": {
+                key: metadata["labels"][key] for key in (POOL_LABEL, LEASE_LABEL) if key in metadata["labels"]
+            },
             "ownerReferences": [owner],
         },
         "immutable": True,
@@ -240,9 +287,9 @@ def supervisor(files: Mapping[str, str | bytes], pool: str) -> dict[str, Any]:
     }
 
 
-def _spec(order: KernelPodRequest, name: str, now: float) -> dict[str, Any]:
-    body, lease = order.body, order.lease
-    ends_at = lease.terms.ends_at
+def spec_of(order: PodSetup, name: str, container: dict[str, Any]) -> dict[str, Any]:
+    """Return what a pod of that name is, with this container."""
+    body = order.body
     # Without a group for its files, it belongs to root; nobody but this kernel has it mounted.
     mode = 0o444 if body.run_as.fs_group is None else 0o440
     connection = {"secretName": name, "defaultMode": mode}
@@ -262,15 +309,12 @@ def _spec(order: KernelPodRequest, name: str, now: float) -> dict[str, Any]:
             {"name": "connection", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
             *_supervisor_volume(order.supervisor),
         ],
-        "containers": [_container(order)],
+        "containers": [container],
     }
     if not body.run_as.host_users:
         spec["hostUsers"] = False
     if order.node:
         spec["affinity"] = {"nodeAffinity": _on(order.node)}
-    # Time parked does not count, and nobody can move a pod's deadline to a later time.
-    if ends_at is not None and not lease.terms.parks_in_pod:
-        spec["activeDeadlineSeconds"] = max(1, int(ends_at - now) + _DEADLINE_MARGIN)
     if order.notebook.pull_secrets:
         spec["imagePullSecrets"] = [{"name": each} for each in order.notebook.pull_secrets]
     return spec
@@ -347,7 +391,38 @@ def _on(node: str) -> dict[str, Any]:
 
 
 def _container(order: KernelPodRequest) -> dict[str, Any]:
-    body, command = order.body, order.command
+    command = order.command
+    starts_alike = command.argv[:3] == (*KERNELS_PYTHON, "-m")
+    python = " ".join(KERNELS_PYTHON if starts_alike else _ISOLATED)
+    supervised = _SUPERVISED.format(python=python, preload=",".join(command.preload))  # which need no quotes
+    start = START + (_ALONE if order.supervisor is None else supervised)
+    folder = _folder(order.body, command.folder)
+    return container_of(order, start, _argv(command), folder, _variables(order))
+
+
+def _argv(command: KernelCommand) -> list[str]:
+    return [word.replace("{connection_file}", CONNECTION_FILE) for word in command.argv]
+
+
+def container_of(
+    order: PodSetup, start: str, argv: Iterable[str], folder: str, variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the container in which a kernel runs.
+
+    Parameters
+    ----------
+    order
+        What is decided of its pod.
+    start
+        What the shell runs first, with ``argv`` as its arguments.
+    argv
+        The kernel's command.
+    folder
+        Where it starts.
+    variables
+        Its own variables.
+    """
+    body = order.body
     limits = {}
     if body.cpu:
         limits["cpu"] = f"{round(body.cpu * 1000)}m"
@@ -360,19 +435,15 @@ def _container(order: KernelPodRequest) -> dict[str, Any]:
     ]
     if order.supervisor is not None:
         mounts.append({"name": "supervisor", "mountPath": SUPERVISOR_FOLDER, "readOnly": True})
-    starts_alike = command.argv[:3] == (*_KERNELS_PYTHON, "-m")
-    python = " ".join(_KERNELS_PYTHON if starts_alike else _ISOLATED)
-    supervised = _SUPERVISED.format(python=python, preload=",".join(command.preload))  # which need no quotes
-    start = _START + (_ALONE if order.supervisor is None else supervised)
     return {
         "name": CONTAINER,
         "image": body.image,
         "command": ["/bin/sh", "-c", _literal(start), "kernel"],
-        "args": [_literal(word.replace("{connection_file}", CONNECTION_FILE)) for word in command.argv],
-        "workingDir": _folder(body, command.folder),
+        "args": [_literal(word) for word in argv],
+        "workingDir": folder,
         # The end of its log, where it has ended: nobody can read that once its pod is gone.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "env": _environment(order),
+        "env": [{"name": name, "value": _literal(value)} for name, value in sorted(variables.items())],
         "resources": {"limits": limits, "requests": dict(limits)},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -397,12 +468,11 @@ def _folder(body: ContainerSettings, folder: str | None) -> str:
     return f"{body.home_path.rstrip('/')}/{'/'.join(parts)}"
 
 
-def _environment(order: KernelPodRequest) -> list[dict[str, str]]:
+def _variables(order: KernelPodRequest) -> dict[str, str]:
     theirs = {k: v for k, v in order.command.environment.items() if not _OURS.fullmatch(k)}
     # Which GPU a container sees is the cluster's affair, by the names that it has there.
     ours = {k: v for k, v in order.lease.environment.items() if k != "CUDA_VISIBLE_DEVICES"}
-    values = {**theirs, **ours, "HOME": order.body.home_path, POD_VARIABLE: "1"}
-    return [{"name": name, "value": _literal(value)} for name, value in sorted(values.items())]
+    return {**theirs, **ours, "HOME": order.body.home_path, POD_VARIABLE: "1"}
 
 
 def _literal(text: str) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpu_pool.cluster.dialects import Manifest
-from gpu_pool.cluster.dialects.objects import listing, mapping
+from gpu_pool.cluster.dialects.objects import PREFIX, listing, mapping
 from gpu_pool.cluster.informer import Key
 
 _MOUNT_FIELDS: Final = frozenset(
@@ -265,6 +265,8 @@ class Notebook:
     pull_secrets: tuple[str, ...] = ()
     #: Whether it is being deleted, or has ended.
     is_ending: bool = False
+    #: Its course as the spawner has labelled it; empty where it has none.
+    course_label: str = ""
 
 
 class Notebooks:
@@ -280,6 +282,11 @@ class Notebooks:
         """Return somebody's notebook server."""
         found = self._by_name.get((user, server))
         return None if found is None or found.is_ending else found
+
+    def living(self) -> list[Notebook]:
+        """Return all notebook servers that are not about to end, by name."""
+        found = (each for each in self._by_name.values() if not each.is_ending)
+        return sorted(found, key=lambda each: (each.namespace, each.name))
 
     def has(self, uid: str) -> bool:
         """Whether a notebook server is there still."""
@@ -336,6 +343,7 @@ def read_notebook(pod: Manifest, home: str) -> Notebook | None:
         identity=_identity(spec, container),
         pull_secrets=tuple(str(each.get("name")) for each in listing(spec.get("imagePullSecrets"))),
         is_ending=bool(metadata.get("deletionTimestamp")) or status.get("phase") in ("Succeeded", "Failed"),
+        course_label=str(mapping(metadata.get("labels")).get(f"{PREFIX}/course", "")),
     )
 
 

@@ -24,9 +24,10 @@ from gpu_pool.cluster.dialects.shared import Shared
 from gpu_pool.cluster.manifests import KernelPodRequest, check_command, supervisor
 from gpu_pool.cluster.notebooks import Notebook
 from gpu_pool.cluster.pod_choices import ContainerSettings, chosen_body, refuse_other_nodes, with_indexes
+from gpu_pool.cluster.prepared_pods import PreparedPodRequest
 from gpu_pool.cluster.settings import ClusterTimes, KubernetesSettings
 from gpu_pool.cluster.view import ClusterView
-from gpu_pool.courses import Courses
+from gpu_pool.courses import CourseFile, Courses
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import (
     WHOLE,
@@ -37,6 +38,7 @@ from gpu_pool_client import (
     Lease,
     NotAllowed,
     PoolUnreachable,
+    Slice,
     SliceRequest,
 )
 from gpu_pool_client._framework_caps import slice_caps
@@ -130,9 +132,13 @@ class VolumeClaims:
         #: How a claim may be used and until when that holds, by namespace and name.
         self._modes: dict[tuple[str, str], tuple[frozenset[str], float]] = {}
 
+    def course(self, name: str | None) -> CourseFile | None:
+        """Return a course by its name."""
+        return self._courses().usable.get(name or "")
+
     def body(self, holder: Holder, notebook: Notebook) -> ContainerSettings:
         """Return what a kernel gets besides its slice. Raises ``NotAllowed`` where it lacks its home."""
-        return chosen_body(self._settings, self._courses().usable.get(holder.course or ""), notebook)
+        return chosen_body(self._settings, self.course(holder.course), notebook)
 
     async def devices_beside(
         self,
@@ -250,6 +256,32 @@ class PodBuilder:
             queue,
             at_once,
             self._supervisor,
+        )
+
+    def prepared(self, notebook: Notebook, course: str, part: Slice) -> PreparedPodRequest | None:
+        """Return the pod that could be prepared for a notebook server and a course, for this slice.
+
+        None where it cannot be: the dialect gives the device with the pod, or there is no supervisor.
+        Raises ``NotAllowed`` where no kernel could have the home.
+        """
+        dialect, said = self._view.choice.dialect, self._volume_claims.course(course)
+        if not isinstance(dialect, Shared) or self._supervisor is None or said is None:
+            return None
+        parts, device = dialect.parts((part,)), part.device
+        # Some frameworks read theirs when they are imported.
+        caps = slice_caps(_CAPPED, (part,), {}, hook=True) if said.preload else {}
+        return PreparedPodRequest(
+            pool=self._settings.pool,
+            course=course,
+            notebook=notebook,
+            device=device.uuid,
+            node=device.node,
+            parts=replace(parts, annotations={}, environment=caps),
+            bans=dialect.table.bans,
+            body=self._volume_claims.body(Holder(notebook.user, course), notebook),
+            supervisor=self._supervisor,
+            preload=said.preload or (),
+            seconds=self._settings.prepared_for,
         )
 
     def _notebook(self, user: str, server: str) -> Notebook:

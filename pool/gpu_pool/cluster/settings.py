@@ -79,6 +79,20 @@ class KubernetesSettings(Configurable):
         help="""Seconds for which the pool keeps a GPU that it has claimed by the dialect shared, after the
         last slice of it has ended. Then the cluster has it back.""",
     ).tag(config=True)
+    prepared_for = WholeNumber(
+        1800,
+        min=60,
+        max=86_400,
+        help="""Seconds for which a prepared pod of the dialect shared waits for a kernel. After that it ends,
+        and none is made for its server before that has had a kernel.""",
+    ).tag(config=True)
+    prepared_per_node = WholeNumber(
+        10,
+        min=0,
+        max=1_000,
+        help="""How many prepared pods a node may have, of all courses together; 0 for none anywhere. How many
+        a course may have, its file says.""",
+    ).tag(config=True)
     tolerations = List(
         Unicode(),
         help="Keys of taints of GPU nodes that kernels tolerate, beside nvidia.com/gpu and what Zero to "

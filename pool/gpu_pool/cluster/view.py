@@ -36,6 +36,7 @@ from gpu_pool.cluster.kept_objects import LeasePods, is_ending, is_same, lean, l
 from gpu_pool.cluster.manifests import LEASE_LABEL
 from gpu_pool.cluster.nodes import ClosedNodesLog, NodeClosure, NodeGroup, closures, notes, tolerations_of
 from gpu_pool.cluster.notebooks import Notebook, Notebooks, in_any
+from gpu_pool.cluster.prepared_pods import PREPARED_LABEL
 from gpu_pool.cluster.scale_up import PLACEHOLDER_LABEL
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.cluster.snapshot import NODES, PODS, SOURCES
@@ -88,6 +89,8 @@ class ClusterView:
         self.placeholders: dict[Key, Manifest] = {}
         #: The pods that keep claims of devices for the pool.
         self.holders: dict[Key, Manifest] = {}
+        #: The prepared pods that no lease has taken.
+        self.prepared: dict[Key, Manifest] = {}
         self._choice: DialectChoice | None = None
         self._memory: Memory = {}
         self._nodes: dict[str, Node] = {}
@@ -418,6 +421,10 @@ class ClusterView:
         """Return somebody's notebook server."""
         return self._notebooks.of(user, server)
 
+    def notebooks(self) -> list[Notebook]:
+        """Return all notebook servers that are not about to end."""
+        return self._notebooks.living()
+
     def has_notebook(self, uid: str) -> bool:
         """Whether a notebook server is there still."""
         return self._notebooks.has(uid)
@@ -448,6 +455,13 @@ class ClusterView:
             self.changed.set()
             return
         if labels.get(POOL_LABEL) == self._label and self._is_ours(key[0]):
+            was_prepared = self.prepared.pop(key, None) is not None
+            if PREPARED_LABEL in labels and LEASE_LABEL not in labels:
+                if now is not None:
+                    self.prepared[key] = now
+                self.changed.set()
+                return
+            before = None if was_prepared else before
             self.own.change(str(labels.get(LEASE_LABEL, "")), key, now)
             if now is None or is_ending(now):
                 self.changed.set()

@@ -218,6 +218,24 @@ def limit_notes(each: SliceFigures) -> Iterator[str]:
             yield f"{each.name}: on {fit.gpus} x {fit.gpu} the limit changes nothing: {fit.no_limit}."
 
 
+def prepared_note(course: CourseFile) -> str:
+    """Say what a course's prepared pods may request of the cluster; empty where it has none."""
+    said = course.kubernetes
+    if not said.prepared_pods:
+        return ""
+    cores, memory = said.kernel_cpu or said.cpu, said.kernel_memory or said.memory
+    cpu = (
+        f"{cores * said.prepared_pods:g} CPU cores"
+        if cores
+        else "as many times the CPU of c.KubernetesSettings"
+    )
+    mib = f"{memory * said.prepared_pods} MiB" if memory else "as many times its memory_mib"
+    return (
+        f"Up to {said.prepared_pods} prepared pods wait beside its kernels. Together they request {cpu} and "
+        f"{mib} of memory, no GPU, and count so in a ResourceQuota. Only with the dialect shared."
+    )
+
+
 def slice_notes(each: SliceFigures) -> Iterator[str]:
     """Yield why nobody can have a slice, if that is so."""
     if not each.at_once:

@@ -175,6 +175,11 @@ class CourseServer(_Part):
     kernel_memory: Memory | None = Field(
         default=None, description="Memory (not of the GPU) of a kernel in a pod; by default memory."
     )
+    prepared_pods: Count | None = Field(
+        default=None,
+        description="How many pods may wait for the first kernels of servers, with preload imported; "
+        "they hold no slice. Only where the pool divides whole GPUs (shared).",
+    )
     prefer: Line | None = Field(
         default=None, description="GPUs to prefer if there are several kinds: nvlink, or part of a model."
     )

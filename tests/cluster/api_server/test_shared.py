@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from gpu_pool.cluster.api import ApiWriter
 from gpu_pool.cluster.device_claims import COMPONENT, HolderShape, holder
 from gpu_pool.cluster.dialects.shared import claim_name
+from gpu_pool.cluster.settings import ClusterTimes
+from gpu_pool.courses import Courses, parse_course
 from gpu_pool.pool.pool import GpuPool
-from gpu_pool_client import EndReason, LeaseGone, LeaseState
+from gpu_pool_client import EndReason, Holder, LeaseGone, LeaseState, parse_request
 from support.clusters import listed, node, resource_slice
 from support.control_plane import Cluster
 from support.kernel_pods import (
@@ -203,6 +208,107 @@ async def test_a_service_that_starts_anew_goes_on_with_the_claim(pools: Pools, t
         await started(second)
         assert pools.claim()["metadata"]["uid"] == before
         assert len(pools.holders()) == 1
+
+
+# -- Prepared pods -------------------------------------------------------------
+
+COURSE = b"""
+title: ML
+slices: [{name: S, request: 2%}]
+preload: [numpy]
+kubernetes: {prepared_pods: 3, memory: 64MiB}
+"""
+
+
+@pytest.fixture
+def servers(pools: Pools) -> None:
+    """Start bob's server beside ada's, both of the course; before the namespace has rules for pods."""
+    pools.cluster.apply(
+        *volume("claim-bob", pools.namespace, "ReadWriteMany"),
+        notebook("bob", pools.namespace),
+        namespace=pools.namespace,
+    )
+    words = ("label", "pod", "jupyter-ada", "jupyter-bob", "jupyter-gpu-pool/course=ml")
+    pools.cluster.kubectl("-n", pools.namespace, *words)
+
+
+def prepared(pools: Pools) -> list[Any]:
+    """Return the pods that wait for a kernel."""
+    words = "jupyter-gpu-pool/prepared,!jupyter-gpu-pool/lease"
+    found: list[Any] = pools.cluster.get("pods", "-n", pools.namespace, "-l", words)["items"]
+    return found
+
+
+def runs(pod: Any) -> bool:
+    return bool(pod["status"].get("podIP")) and pod["status"]["phase"] == "Running"
+
+
+async def of_course(pool: GpuPool, user: str) -> str:
+    lease = await pool.acquire(parse_request("2%"), Holder(user, "ml"), uuid4().hex, timeout=120)
+    return lease.id
+
+
+def with_course(**settings: Any) -> dict[str, Any]:
+    courses = Courses({"ml": parse_course("ml.yaml", COURSE)})
+    return {"courses": courses, "named": {"ml": {}}, "supervisor": {"launch.py": "pass"}, **settings}
+
+
+async def test_a_pod_is_prepared_taken_and_ended_within_the_services_rights_and_policies(
+    pools: Pools, servers: None, installed: Path
+) -> None:
+    pool = await pools.open(installed, **with_course())
+    first = await of_course(pool, "bob")
+    await pool.launch(first, command())
+    await running(pool, first)
+    await until(lambda: [pod for pod in prepared(pools) if runs(pod)], 60)
+    (pod,) = prepared(pools)
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    assert pod["metadata"]["ownerReferences"][0]["name"] == "jupyter-ada"
+    await until(lambda: name in pools.users(), 60)
+    view = backend_of(pool).view
+    await until(lambda: any(runs(each) for each in view.prepared.values()))
+    lease_id = await of_course(pool, "ada")
+    begun = await pool.launch(lease_id, command(can_begin=True))
+    assert begun.beginning is not None
+    assert begun.address == pod["status"]["podIP"]
+    taken = pools.cluster.get("pod", "-n", pools.namespace, name)
+    assert taken["metadata"]["uid"] == uid
+    assert taken["metadata"]["labels"]["jupyter-gpu-pool/lease"] == lease_id
+    assert UUID in taken["metadata"]["annotations"]["jupyter-gpu-pool/slices"]
+    await pool.release(lease_id)
+    await until(lambda: name not in pools.users(), 60)
+    await until(lambda: prepared(pools), 60)  # the next one
+    # Its server goes, and so does it.
+    pools.cluster.kubectl("delete", "pod", "jupyter-ada", "-n", pools.namespace, "--wait=false")
+    await until(lambda: not prepared(pools), 120)
+    await pool.release(first)
+
+
+async def test_the_service_changes_no_pod_but_its_own(pools: Pools, installed: Path) -> None:
+    assert installed.name
+    changes = '{"metadata": {"labels": {"jupyter-gpu-pool/lease": "1-0123abcd"}}}'
+    words = ("patch", "pod", "jupyter-ada", "-n", pools.namespace, "-p", changes, "--dry-run=server")
+
+    def refusal() -> str:
+        try:
+            pools.cluster.kubectl(*words, f"--as=system:serviceaccount:{pools.namespace}:gpu-pool")
+        except AssertionError as error:
+            return str(error)
+        return ""
+
+    await until(lambda: "The pod is not as jupyter-gpu-pool makes it" in refusal(), 60)
+
+
+async def test_what_is_changed_of_a_pod_is_what_is_named(pools: Pools) -> None:
+    pool = await pools.open(**with_course())
+    writer = ApiWriter(backend_of(pool).api, ClusterTimes(), logging.getLogger("gpu_pool.tests"))
+    path = f"/api/v1/namespaces/{pools.namespace}/pods"
+    changes = {"metadata": {"labels": {"mark": "1"}}, "spec": {"activeDeadlineSeconds": 600}}
+    assert await writer.change(f"{path}/nobodys", changes) is None
+    changed = await writer.change(f"{path}/jupyter-ada", changes)
+    assert changed["spec"]["activeDeadlineSeconds"] == 600
+    assert changed["metadata"]["labels"]["mark"] == "1"
+    assert changed["metadata"]["annotations"]["hub.jupyter.org/username"] == "ada"
 
 
 # -- With the rights and policies of the examples ------------------------------

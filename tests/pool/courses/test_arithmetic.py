@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gpu_pool.courses import CourseFile, parse_course
-from gpu_pool.courses.arithmetic import Fit, limit_notes, memory_text, rush, slice_figures
+from gpu_pool.courses.arithmetic import (
+    Fit,
+    limit_notes,
+    memory_text,
+    prepared_note,
+    rush,
+    slice_figures,
+)
 from gpu_pool.devices.inventory import parse_devices
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
@@ -138,3 +145,19 @@ def test_nobody_stays_longer_than_the_longest_lease() -> None:
 def test_whom_a_quota_turns_away_does_not_wait(more: str, at_once: int, refused: int) -> None:
     found = rush("a", course(more=more), 60, 3600, V100, Rules())
     assert (found.at_once, found.refused) == (at_once, refused)
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "said"),
+    [
+        ("{prepared_pods: 20, cpu: 1, kernel_cpu: 0.5, memory: 2GiB}", "request 10 CPU cores and 40960 MiB"),
+        ("{prepared_pods: 2}", "request as many times the CPU of c.KubernetesSettings and as many times its"),
+    ],
+)
+def test_what_prepared_pods_may_request_is_said(kubernetes: str, said: str) -> None:
+    assert said in prepared_note(course(more=f"kubernetes: {kubernetes}\n"))
+
+
+@pytest.mark.parametrize("more", ["", "kubernetes: {prepared_pods: 0}\n", "kubernetes: {cpu: 1}\n"])
+def test_a_course_without_prepared_pods_says_nothing_of_them(more: str) -> None:
+    assert prepared_note(course(more=more)) == ""
