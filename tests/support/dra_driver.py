@@ -18,13 +18,6 @@ from typing import Any
 import grpc
 
 DRIVER = "gpu.nvidia.com"
-_IS_GPU = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
-DEVICE_CLASS = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": DRIVER},
-    "spec": {"selectors": [{"cel": {"expression": _IS_GPU}}]},
-}
 #: Where a kubelet looks for drivers.
 _HOME = Path("/var/lib/kubelet")
 _REGISTERED_WITHIN = 60.0

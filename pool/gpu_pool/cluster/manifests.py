@@ -78,7 +78,7 @@ STAYS: Final = {
 }
 _MOST_WORDS, _MOST_TEXT, _MOST_VARIABLES = 200, 16_384, 500
 #: Seconds between the end of the longest lease and that of its pod, whose end the pool itself comes before.
-DEADLINE_MARGIN: Final = 60
+_DEADLINE_MARGIN: Final = 60
 #: Seconds from the order to end to the end: whoever shuts a kernel down has asked it before.
 _GRACE: Final = 2
 
@@ -213,12 +213,19 @@ def pod(order: KernelPodRequest, name: str, now: float) -> dict[str, Any]:
         "ownerReferences": [owner],
     }
     spec = spec_of(order, name, _container(order))
-    ends_at = lease.terms.ends_at
-    # Time parked does not count, and nobody can move a pod's deadline to a later time.
-    if ends_at is not None and not lease.terms.parks_in_pod:
-        spec["activeDeadlineSeconds"] = max(1, int(ends_at - now) + DEADLINE_MARGIN)
+    if (seconds := runs_for(lease, now)) is not None:
+        spec["activeDeadlineSeconds"] = seconds
     base = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     return merged(base, CONTAINER, order.parts, order.bans)
+
+
+def runs_for(lease: Lease, since: float) -> int | None:
+    """Return for how many seconds a pod of this lease may run that has started then; None for any time."""
+    ends_at = lease.terms.ends_at
+    # Time parked does not count, and nobody can move a pod's deadline to a later time.
+    if ends_at is None or lease.terms.parks_in_pod:
+        return None
+    return max(1, int(ends_at - since) + _DEADLINE_MARGIN)
 
 
 def connection_in_pod(command: KernelCommand) -> dict[str, Any]:

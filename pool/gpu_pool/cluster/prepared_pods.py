@@ -31,7 +31,6 @@ from gpu_pool.cluster.dialects.shared import DEVICE, MOST_PODS, NODE
 from gpu_pool.cluster.manifests import (
     COMPONENT,
     CONNECTION_FILE,
-    DEADLINE_MARGIN,
     KERNELS_PYTHON,
     LAUNCH,
     LEASE_LABEL,
@@ -39,6 +38,7 @@ from gpu_pool.cluster.manifests import (
     STAYS,
     SUPERVISOR,
     KernelPodRequest,
+    runs_for,
 )
 from gpu_pool.cluster.notebooks import Notebook
 from gpu_pool.cluster.pod_choices import ContainerSettings
@@ -137,10 +137,9 @@ def taken_by(order: KernelPodRequest, pod: Manifest, now: float) -> dict[str, An
             "annotations": {LAUNCH: order.launch, **order.parts.annotations, **STAYS},
         }
     }
-    ends_at = order.lease.terms.ends_at
-    if ends_at is not None:  # which counts from the pod's start
-        since = max(0.0, now - (_time(mapping(pod.get("status")).get("startTime")) or now))
-        changes["spec"] = {"activeDeadlineSeconds": max(1, int(ends_at - now + since) + DEADLINE_MARGIN)}
+    started_at = _time(mapping(pod.get("status")).get("startTime")) or now
+    if (seconds := runs_for(order.lease, min(now, started_at))) is not None:
+        changes["spec"] = {"activeDeadlineSeconds": seconds}
     return changes
 
 

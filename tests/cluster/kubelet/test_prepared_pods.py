@@ -20,6 +20,7 @@ from support.kernel_pods import notebook, volume
 from support.kubelet import NODE, PAUSE, RealCluster
 from support.prepared_pods import COURSE, LONG, compared, told
 from support.service import ForkServer, serving
+from support.whole_devices import DEVICE_CLASS
 
 if TYPE_CHECKING:
     from support.dra_driver import DraDriver
@@ -35,7 +36,7 @@ USER = psutil.Process().username()
 def driver(own_cluster: RealCluster) -> Iterator[DraDriver]:
     """Run a driver on the node, which lists one GPU."""
     pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
-    from support.dra_driver import DEVICE_CLASS, dra_driver
+    from support.dra_driver import dra_driver
 
     with dra_driver(own_cluster.folder / "kubelet", NODE, DEVICE) as driver:
         # Not before: a kubelet deletes what is listed of drivers that it does not know.

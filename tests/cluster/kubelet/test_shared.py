@@ -21,6 +21,7 @@ from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.kernel_pods import notebook, volume
 from support.kubelet import NODE, PAUSE, RealCluster
 from support.service import ForkServer, serving
+from support.whole_devices import DEVICE_CLASS
 
 if TYPE_CHECKING:
     from support.dra_driver import DraDriver
@@ -40,7 +41,7 @@ LONG = 120
 def driver(own_cluster: RealCluster) -> Iterator[DraDriver]:
     """Run a driver on the node, which lists one GPU."""
     pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
-    from support.dra_driver import DEVICE_CLASS, dra_driver
+    from support.dra_driver import dra_driver
 
     with dra_driver(own_cluster.folder / "kubelet", NODE, DEVICE) as driver:
         # Not before: a kubelet deletes what is listed of drivers that it does not know.
