@@ -17,6 +17,10 @@ from typing import Any
 
 import grpc
 
+from support.clusters import listed, resource_slice
+from support.kubelet import NODE, RealCluster
+from support.whole_devices import DEVICE_CLASS
+
 DRIVER = "gpu.nvidia.com"
 #: Where a kubelet looks for drivers.
 _HOME = Path("/var/lib/kubelet")
@@ -88,6 +92,19 @@ def dra_driver(kubelet: Path, pool: str, device: str) -> Iterator[DraDriver]:
     ):
         driver.await_registration()
         yield driver
+
+
+@contextmanager
+def one_gpu(cluster: RealCluster, device: str) -> Iterator[DraDriver]:
+    """Have a GPU on the cluster's node, listed as NVIDIA's driver does, and run what prepares it."""
+    with dra_driver(cluster.folder / "kubelet", NODE, device) as driver:
+        # Not before: a kubelet deletes what is listed of drivers that it does not know.
+        about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        listing = {**about, **resource_slice(listed(device), name=NODE)}
+        cluster.apply(DEVICE_CLASS, listing)
+        yield driver
+        names = (f"resourceslice/{listing['metadata']['name']}", f"deviceclass/{DRIVER}")
+        cluster.kubectl("delete", *names, "--ignore-not-found")
 
 
 @contextmanager

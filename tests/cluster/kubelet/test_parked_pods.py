@@ -9,7 +9,6 @@ import pytest
 
 from gpu_pool_client import EndReason, LeaseState
 from support.agent_reports import add_agent
-from support.clusters import listed, resource_slice
 from support.fixtures import jupyter_env
 from support.jupyter_env import JupyterEnv, eventually
 from support.kernel_pods import notebook, volume
@@ -17,9 +16,6 @@ from support.kubelet import NODE, PAUSE, RealCluster, make_home
 from support.parked_pods import GPU, KEPT, LONG, Students, students_of
 from support.pod_pages import kernels, nothing_runs
 from support.service import ForkServer
-from support.whole_devices import DEVICE_CLASS
-
-dra_driver = pytest.importorskip("support.dra_driver", exc_type=ImportError).dra_driver
 
 __all__ = ["jupyter_env"]
 
@@ -29,13 +25,11 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture
 def card(own_cluster: RealCluster) -> Iterator[RealCluster]:
     """A node with one GPU, listed as NVIDIA's DRA driver does, and a driver that prepares it."""
-    about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-    listing = resource_slice(listed("gpu-0"), name=NODE)
-    with dra_driver(own_cluster.folder / "kubelet", NODE, "gpu-0"):
-        own_cluster.apply(DEVICE_CLASS, {**about, **listing})
+    pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
+    from support.dra_driver import one_gpu
+
+    with one_gpu(own_cluster, "gpu-0"):
         yield own_cluster
-        name = listing["metadata"]["name"]
-        own_cluster.kubectl("delete", f"resourceslice/{name}", "deviceclass/gpu.nvidia.com")
 
 
 @pytest.fixture

@@ -13,14 +13,12 @@ import psutil
 import pytest
 
 from gpu_pool_client import Holder, connect, parse_request
-from support.clusters import listed, resource_slice
 from support.fixtures import jupyter_env, manager
 from support.jupyter_env import JupyterEnv, Managers
 from support.kernel_pods import notebook, volume
-from support.kubelet import NODE, PAUSE, RealCluster
+from support.kubelet import PAUSE, RealCluster
 from support.prepared_pods import COURSE, LONG, compared, told
 from support.service import ForkServer, serving
-from support.whole_devices import DEVICE_CLASS
 
 if TYPE_CHECKING:
     from support.dra_driver import DraDriver
@@ -36,16 +34,10 @@ USER = psutil.Process().username()
 def driver(own_cluster: RealCluster) -> Iterator[DraDriver]:
     """Run a driver on the node, which lists one GPU."""
     pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
-    from support.dra_driver import dra_driver
+    from support.dra_driver import one_gpu
 
-    with dra_driver(own_cluster.folder / "kubelet", NODE, DEVICE) as driver:
-        # Not before: a kubelet deletes what is listed of drivers that it does not know.
-        about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        listing = {**about, **resource_slice(listed(DEVICE), name=NODE)}
-        own_cluster.apply(DEVICE_CLASS, listing)
+    with one_gpu(own_cluster, DEVICE) as driver:
         yield driver
-        names = (f"resourceslice/{listing['metadata']['name']}", "deviceclass/gpu.nvidia.com")
-        own_cluster.kubectl("delete", *names, "--ignore-not-found")
 
 
 @pytest.fixture

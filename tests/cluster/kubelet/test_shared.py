@@ -14,14 +14,12 @@ import pytest
 
 from gpu_pool.cluster.device_claims import COMPONENT
 from gpu_pool.cluster.dialects.shared import claim_name
-from support.clusters import listed, resource_slice
 from support.fixtures import jupyter_env, manager
 from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.kernel_pods import notebook, volume
-from support.kubelet import NODE, PAUSE, RealCluster
+from support.kubelet import PAUSE, RealCluster
 from support.service import ForkServer, serving
-from support.whole_devices import DEVICE_CLASS
 
 if TYPE_CHECKING:
     from support.dra_driver import DraDriver
@@ -41,19 +39,10 @@ LONG = 120
 def driver(own_cluster: RealCluster) -> Iterator[DraDriver]:
     """Run a driver on the node, which lists one GPU."""
     pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
-    from support.dra_driver import dra_driver
+    from support.dra_driver import one_gpu
 
-    with dra_driver(own_cluster.folder / "kubelet", NODE, DEVICE) as driver:
-        # Not before: a kubelet deletes what is listed of drivers that it does not know.
-        about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        listing = {**about, **resource_slice(listed(DEVICE), name=NODE)}
-        own_cluster.apply(DEVICE_CLASS, listing)
+    with one_gpu(own_cluster, DEVICE) as driver:
         yield driver
-        names = (
-            f"resourceslice/{listing['metadata']['name']}",
-            f"deviceclass/{DEVICE_CLASS['metadata']['name']}",
-        )
-        own_cluster.kubectl("delete", *names, "--ignore-not-found")
 
 
 @pytest.fixture
