@@ -295,6 +295,17 @@ async def test_a_kernel_that_is_not_python_is_started_as_a_process(tmp_path: Pat
         assert await control.exited() == -signal.SIGKILL
 
 
+async def test_a_kernel_with_more_variables_than_one_message_can_have_is_started_as_a_process(
+    tmp_path: Path,
+) -> None:
+    variables = {f"MANY_{number}": "x" * 100_000 for number in range(4)}
+    async with supervised(tmp_path, **variables) as pod:
+        control = await pod.connect()
+        for _ in range(2):
+            assert await pod.value("len(__import__('os').environ['MANY_3'])") == "100000"
+            await control.restart(within=WITHIN)
+
+
 async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     async with supervised(tmp_path, argv=("no-such-program",)) as pod:
         assert await pod.ended() == 127

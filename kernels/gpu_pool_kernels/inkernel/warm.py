@@ -126,8 +126,10 @@ class WarmStarts:
         with theirs:
             content = json.dumps({"argv": list(argv), "env": dict(environment), "cwd": folder}).encode()
             passed = array.array("i", [theirs.fileno(), 0, 1, 2])
-            with contextlib.suppress(OSError):  # it has ended, which is noticed where it is looked at
+            try:
                 self._control.sendmsg([content], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+            except OSError as error:  # it has ended, or these are more variables than one message can have
+                self._drop_question(str(error))
         if self._has_answered:
             self._give_up_at = time.monotonic() + _HEARS_WITHIN
 
