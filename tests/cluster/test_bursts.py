@@ -78,9 +78,9 @@ async def test_many_kernels_that_are_evicted_at_once_take_few_looks_at_the_clust
         await running(pool, lease)
     looks, others = [], backend_of(pool).view.others
 
-    def counted(live: frozenset[str]) -> Any:
+    def counted(live: frozenset[str], parked: frozenset[str]) -> Any:
         looks.append(live)
-        return others(live)
+        return others(live, parked)
 
     monkeypatch.setattr(backend_of(pool).view, "others", counted)
     for pod in pods:
