@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Activity, LeaseState
+from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
+from gpu_pool_provisioner.session import SessionTimes
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, restarting_soon
 from support.pods import PodPool, pods
@@ -102,8 +104,13 @@ async def test_kernels_of_two_give_way_to_each_other_and_lose_nothing(
     ids=["nothing is known", "it keeps memory there", "that it keeps none was seen before it worked"],
 )
 async def test_a_kernel_that_keeps_anything_on_its_gpu_or_may_keeps_its_slice(
-    jupyter_env: JupyterEnv, manager: Managers, parks: Any, seen: Activity
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    parks: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: Activity,
 ) -> None:
+    monkeypatch.setattr(GPUPoolProvisioner, "times", SessionTimes(seldom=0.5))
     pods: PodPool = parks(idle_limit="1s", yield_after="1s")
     pods.seen = seen
     km = manager(jupyter_env.install("all", "1"))
