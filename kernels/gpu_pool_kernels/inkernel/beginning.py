@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence  # noqa: UP035 - for Python 3.8
 
 
-class Beginning(NamedTuple):
+class FirstKernel(NamedTuple):
     """The first kernel of a pod."""
 
     #: What its connection file says.
@@ -18,7 +18,7 @@ class Beginning(NamedTuple):
     folder: "str | None"
 
     @classmethod
-    def read(cls, content: bytes) -> "Beginning":
+    def read(cls, content: bytes) -> "FirstKernel":
         """Read JSON with these names. Raises ``ValueError``. A folder that is not there is left out."""
         try:
             told = json.loads(content)

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 
 from . import free_memory
-from .beginning import Beginning
+from .beginning import FirstKernel
 from .commands import PLACE, launched, module_option, starts_alike
 from .connection import ConnectionFile, Ports
 from .control import ControlConnection, ControlPort
@@ -373,7 +373,7 @@ class Supervisor:
         if self._prepared_until is None or self._killed_at is not None:
             return "a kernel has begun already" if self._killed_at is None else "the pod ends"
         try:
-            told = Beginning.read(connection.unsealed(message))
+            told = FirstKernel.read(connection.unsealed(message))
         except ValueError:
             return "that is not understood"
         self._prepared_until, self._is_wanted = None, True
