@@ -19,7 +19,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from support.cgroups import limited_memory
 from support.other_environment import without_our_packages
 from support.pools import eventually
-from support.supervisors import children_of, parent_of, supervised, write_supervisor
+from support.supervisors import IS_FORKED, children_of, parent_of, supervised, write_supervisor
 
 TINY = (sys.executable, str(Path(__file__).parents[1] / "support/tiny_kernel.py"), "{connection_file}")
 WITHIN = 60.0
@@ -108,6 +108,16 @@ async def test_no_two_kernels_draw_the_same(tmp_path: Path) -> None:
             drawn.append(await pod.value("__import__('random').random()"))
             await control.restart(within=WITHIN)
     assert len(set(drawn)) == 3
+
+
+async def test_a_kernel_is_forked_where_no_language_is_set(tmp_path: Path) -> None:
+    """Python sets a variable of its own then (PEP 538), as in images that say nothing of it."""
+    async with supervised(tmp_path, LANG="", LC_ALL="", LC_CTYPE="") as pod:
+        control = await pod.connect()
+        for _ in range(2):
+            assert await pod.value(IS_FORKED) == "True"
+            assert await pod.value("__import__('os').environ['LC_CTYPE']") == "'C.UTF-8'"
+            await control.restart(within=WITHIN)
 
 
 async def test_a_kernel_is_as_one_that_the_pod_would_have_started_itself(tmp_path: Path) -> None:

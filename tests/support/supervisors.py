@@ -30,6 +30,8 @@ from support.ports import free_ports
 KEY = b"the-key-of-this-kernel"
 #: That of the port of a supervisor whose kernel is yet to begin.
 PREPARED_KEY = b"the-key-of-a-prepared-pod"
+#: Whether the kernel in which this is evaluated was forked from a template.
+IS_FORKED = "'_gpu_pool_inkernel.template' in __import__('sys').modules"
 IPYKERNEL = ("python3", "-m", "ipykernel_launcher", "-f", "{connection_file}")
 
 
@@ -142,7 +144,8 @@ def start(
     """Start one, with what lies in a folder as it does in a pod, and nothing else of ours.
 
     An ``isolated`` one is not started as its kernel is, so that it starts another Python for the template.
-    A ``prepared`` one knows its own key, and nothing of a kernel's connection.
+    A ``prepared`` one knows its own key, and nothing of a kernel's connection. A variable that is given as
+    empty is not set.
     """
     files, ports = folder / "supervisor", free_ports(1 + len(port_names))
     write_supervisor(files)
@@ -158,6 +161,7 @@ def start(
         environment = {PLACE: "-" * 16_384, **environment}
     words = kernel_command([word.format(connection_file=file) for word in argv], installed=True)
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path, "IPYTHONDIR": str(folder / "ipython"), **environment}
     with (folder / "log").open("wb") as log:
         began_at = time.perf_counter()
         process = subprocess.Popen(
@@ -166,7 +170,7 @@ def start(
                 *(str(files / "launch.py"), "supervisor", "--connection", file),
                 *("--port", str(port), *options, "--", *words),
             ],
-            env={**os.environ, "PATH": path, "IPYTHONDIR": str(folder / "ipython"), **environment},
+            env={name: value for name, value in variables.items() if value},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -1,5 +1,6 @@
-"""The commands of IPython kernels, and of the template that forks them."""
+"""The commands and variables of IPython kernels, and of the template that forks them."""
 
+import os
 import re
 from pathlib import Path
 from typing import Sequence  # noqa: UP035 - for Python 3.8
@@ -70,3 +71,13 @@ def starts_alike(argv: "Sequence[str]", other: "Sequence[str]") -> bool:
         return False
     stem = list(argv[: argv.index(str(LAUNCHER)) + 1])
     return list(other[: len(stem)]) == stem
+
+
+def given_variables() -> "dict[str, str]":
+    """Return the variables that this process was started with, whatever has become of them.
+
+    Python itself adds one where no language is set, and every Python that it starts would do so by itself
+    (``LC_CTYPE``, PEP 538).
+    """
+    lines = os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
+    return {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}

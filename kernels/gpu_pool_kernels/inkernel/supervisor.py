@@ -40,7 +40,7 @@ from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 
 from . import free_memory
 from .beginning import FirstKernel
-from .commands import PLACE, launched, module_option, starts_alike
+from .commands import PLACE, given_variables, launched, module_option, starts_alike
 from .connection import ConnectionFile, Ports
 from .control import ControlConnection, ControlPort
 from .warm import Fork, WarmStarts
@@ -481,7 +481,7 @@ def main() -> None:
     if not argv:
         parser.error("after -- the kernel's command is missing")
     preload = list(filter(None, settings.preload.split(",")))
-    environment, warm = dict(os.environ), None
+    environment, warm = given_variables(), None
     environment.pop(PLACE, None)  # the template's
     if os.getpid() != 1:
         # As on one machine it ends with its parent, and says nothing to a terminal that is not there.

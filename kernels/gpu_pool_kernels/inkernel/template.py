@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
 
 from . import free_memory, launch
-from .commands import PLACE
+from .commands import PLACE, given_variables
 from .importing import FirstSeen, ImportedFiles, hiding, names_in, prepared, top_levels
 from .process_state import ProcessState, Seeds, draw_anew, statuses
 
@@ -101,7 +101,7 @@ class Template:
         #: Generators of random numbers that were given no seed.
         self.generators = []  # type: list[Any]
         #: The variables that this process was started with.
-        self.given = _given_variables()
+        self.given = given_variables()
         self.given.pop(PLACE, None)
         os.environ.pop(PLACE, None)
 
@@ -378,12 +378,6 @@ class Template:
         changed = {name: value for name, value in own.items() if wanted.get(name) == self.given.get(name)}
         os.environ.clear()
         os.environ.update({n: v for n, v in {**wanted, **changed}.items() if v is not None})
-
-
-def _given_variables() -> "dict[str, str]":
-    """Return the variables that this process was started with, whatever has become of them."""
-    lines = os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
-    return {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}
 
 
 def _handled() -> "dict[int, Any]":
