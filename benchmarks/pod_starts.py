@@ -1,10 +1,13 @@
 """A kernel pod started, restarted and ended on a real kubelet, beside a bare pod of the same image.
 
-From a kernel's start to its first cell's result, a restart, and the way of its slice back;
+From a kernel's start to its first cell's reply, a restart, and the way of its slice back;
 and, in turn with them, a bare pod that does nothing (from creation to ready, and from deletion
-to gone) and one that runs the same kernel (from creation to a cell's result, asked for directly):
-what the cluster and Python take whoever asks. Kubernetes' own programs, containerd and runc
-share this machine's cores with everything that is measured.
+to gone) and two that run the same kernel (from creation to a cell's reply, asked for directly),
+one of them with the same home: what the cluster and Python take whoever asks. A kubelet looks
+only after 0.3 s whether the volumes of a pod are mounted (podAttachAndMountRetryInterval), and
+not at all where there are none. Each cell is sent at once, to whoever listens first: jupyter_client's
+wait_for_ready would listen for 0.2 s after the kernel is ready. Kubernetes' own programs, containerd
+and runc share this machine's cores with everything that is measured.
 """
 
 from __future__ import annotations
@@ -36,7 +39,6 @@ from benchmarks.sizes import sized
 from gpu_pool_client import connect
 from support.api_server import ApiServer
 from support.clusters import hami
-from support.frontend import frontend
 from support.images import build_notebook, name_of
 from support.jupyter_env import JupyterEnv
 from support.kernel_pods import notebook, volume
@@ -49,8 +51,9 @@ WARMING = 1
 #: Seconds between two looks at a pod.
 _LOOK_EVERY = 0.02
 _WITHIN = 120.0
-#: The promise: the first cell of a kernel pod, to that of a bare pod with the same kernel.
-_PROMISE = 1.5
+#: Promised of the first cell of a kernel pod, to that of a bare pod with the same kernel and home; and of a
+#: restart, in seconds.
+_PROMISE, _RESTART = 1.05, 0.2
 _KERNEL = "app.kubernetes.io/component=gpu-kernel"
 #: As whom the service knows those who ask over its socket.
 _USER = psutil.Process().username()
@@ -152,13 +155,26 @@ async def _one_bare(watched: Watched, times: Times, image: str) -> None:
     times.add("bare gone", time.perf_counter() - began)
 
 
-async def _one_bare_kernel(watched: Watched, times: Times, image: str) -> None:
-    """Create a pod that runs the same kernel, and run a cell in it: nothing stands between."""
+async def _replied(client: AsyncKernelClient) -> None:
+    """Send a cell at once, and return once its reply is here."""
+    client.start_channels(iopub=False, stdin=False, hb=False, control=False)
+    await client.execute("1", reply=True, timeout=_WITHIN)
+
+
+async def _one_bare_kernel(watched: Watched, times: Times, image: str, claim: str = "") -> None:
+    """Create a pod that runs the same kernel, and run a cell in it: nothing stands between.
+
+    With the claim of a home, it is mounted.
+    """
     key = secrets.token_hex(16)
     ports = dict(zip(port_names, range(9751, 9756), strict=True))
-    options = [f"--IPKernelApp.{name}={number}" for name, number in ports.items()]
+    # Not in the home, where the file of an earlier kernel with the same pid would be read.
+    options = ["-f", "/tmp/connection.json", *(f"--IPKernelApp.{n}={port}" for n, port in ports.items())]
     command = ("python3", "-m", "ipykernel_launcher", "--ip=0.0.0.0", f"--Session.key={key}", *options)
     pod = _bare(image, *command)
+    if claim:
+        pod["spec"]["volumes"] = [{"name": "home", "persistentVolumeClaim": {"claimName": claim}}]
+        pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "home", "mountPath": "/home/jovyan"}]
     name = pod["metadata"]["name"]
     began = time.perf_counter()
     await asyncio.to_thread(watched.create, pod)
@@ -170,11 +186,8 @@ async def _one_bare_kernel(watched: Watched, times: Times, image: str) -> None:
     client = AsyncKernelClient()
     about = {"ip": await _until(runs), "transport": "tcp", "signature_scheme": "hmac-sha256", "key": key}
     client.load_connection_info({**ports, **about})
-    client.hb_channel.time_to_dead = _WITHIN
-    client.start_channels()
-    await client.wait_for_ready(timeout=_WITHIN)
-    await client.execute("1", reply=True, timeout=_WITHIN)
-    times.add("bare kernel", time.perf_counter() - began)
+    await _replied(client)
+    times.add("bare kernel and home" if claim else "bare kernel", time.perf_counter() - began)
     client.stop_channels()
     await asyncio.to_thread(watched.delete, name)
 
@@ -185,15 +198,15 @@ async def _one_kernel(watched: Watched, times: Times, kernel: str, url: str) -> 
     began = time.perf_counter()
     stages = asyncio.create_task(_stages(watched, times, began))
     await manager.start_kernel()
-    async with frontend(manager) as page:
-        await page.run("1").done(within=_WITHIN)
-        times.add("first cell", time.perf_counter() - began)
-        await stages
-        began = time.perf_counter()
-        await manager.restart_kernel()
-        await page.is_connected()
-        await page.run("1").done(within=_WITHIN)
-        times.add("restart", time.perf_counter() - began)
+    client = manager.client()
+    await _replied(client)
+    times.add("first cell", time.perf_counter() - began)
+    await stages
+    began = time.perf_counter()
+    await manager.restart_kernel()
+    await client.execute("1", reply=True, timeout=_WITHIN)
+    times.add("restart", time.perf_counter() - began)
+    client.stop_channels()
     began = time.perf_counter()
     await manager.shutdown_kernel()
     times.add("shut down", time.perf_counter() - began)
@@ -268,6 +281,7 @@ async def measure(folder: Path) -> Times:
                 await _one_bare(watched, times, cluster.image)
                 await _one_kernel(watched, times, kernel, url)
                 await _one_bare_kernel(watched, times, cluster.image)
+                await _one_bare_kernel(watched, times, cluster.image, f"claim-{_USER}")
     return times
 
 
@@ -290,10 +304,16 @@ def _lines(times: Times) -> Iterator[Line]:
         return compared(what, list(pairs), made_of, promise, unit="s")
 
     yield line(
-        "start to first cell, to a bare pod with the same kernel", "first cell", "bare kernel", _PROMISE
+        "start to first cell, to a bare pod with the same kernel and home",
+        "first cell",
+        "bare kernel and home",
+        _PROMISE,
     )
+    yield line("the same, to a bare pod with the same kernel and no volume", "first cell", "bare kernel")
     yield line("the same, to a bare pod that does nothing, from created to ready", "first cell", "bare")
+    restart = times.middle("restart")
     yield line("restart to first cell, to a bare pod with the same kernel", "restart", "bare kernel")
+    yield Line("restart to first cell", restart, f"s, median; {times.ends('restart')}", promise=_RESTART)
     yield line(
         "shut down until the slice is back, to a bare pod from deleted to gone", "slice back", "bare gone"
     )

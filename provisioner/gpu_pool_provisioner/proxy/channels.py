@@ -60,6 +60,10 @@ _BACK: Final = {
 ANSWERING: Final = ("shell", "control", "iopub")
 #: What is told of a connection.
 _TOLD: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+#: Milliseconds between two attempts to connect to a kernel that does not listen yet, and as much again at
+#: random (libzmq's stream_connecter_base_t::get_new_reconnect_ivl). With its 100, the last of a kernel's
+#: sockets is connected an eighth of a second after it listens.
+_CONNECT_EVERY_MS: Final = 20
 #: Milliseconds after which a connection would be made again that is not to be: days. With -1, which is for
 #: that, ZeroMQ forgets what has arrived and was not read when the connection ends (libzmq's
 #: session_base_t::reconnect, pipe_t::terminate).
@@ -208,6 +212,7 @@ def connect_back(
             use_keys(socket, connection)
             socket.curve_serverkey = connection["curve_publickey"].encode()
         socket.linger = 0
+        socket.reconnect_ivl = _CONNECT_EVERY_MS
         if once is not None:
             socket.reconnect_ivl = _DAYS_MS if channel in ANSWERING else -1
         # Networks forget connections over which nothing comes for long.
