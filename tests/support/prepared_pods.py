@@ -15,6 +15,7 @@ from support.control_plane import Cluster
 from support.frontend import frontend
 from support.jupyter_env import Managers, eventually
 from support.pod_pages import kernels
+from support.supervisors import IS_FORKED
 
 COURSE = """
 title: ML
@@ -25,7 +26,7 @@ kubernetes: {prepared_pods: 3}
 #: Seconds in which a pod is there, on two cores that have other things to do.
 LONG = 120
 _WAITS = "jupyter-gpu-pool/prepared,!jupyter-gpu-pool/lease"
-_CELL = "import os, sys; print(os.environ['OWN'], 'json.tool' in sys.modules)"
+_CELL = f"import os, sys; print(os.environ['OWN'], 'json.tool' in sys.modules, {IS_FORKED})"
 
 
 def with_lease(cluster: Cluster, namespace: str) -> list[Any]:
@@ -65,7 +66,7 @@ async def _begun(
     took = time.perf_counter() - began
     client.stop_channels()
     async with frontend(km) as page:
-        assert (await page.run(_CELL).done(within=LONG)).outputs == [f"mine {prepared}\n"]
+        assert (await page.run(_CELL).done(within=LONG)).outputs == [f"mine {prepared} True\n"]
         (pod,) = await asyncio.to_thread(with_lease, cluster, namespace)
         assert ("jupyter-gpu-pool/prepared" in pod["metadata"]["labels"]) is prepared
         await page.run("x = 1").done()

@@ -23,6 +23,7 @@ from support.kubelet import RealCluster, make_home
 from support.node_agent import NodeAgent
 from support.service import ForkServer, Service, serving
 from support.slice_pages import cells, serving_pages
+from support.supervisors import IS_FORKED
 
 __all__ = ["jupyter_env", "manager"]
 
@@ -178,10 +179,11 @@ async def test_a_restart_keeps_the_pod_and_so_does_a_kernel_that_is_killed(
     await km.start_kernel()
     async with frontend(km) as page:
         assert await said(page, "x = 1; import os; print(6 * 7)") == "42\n"
+        assert await said(page, f"print({IS_FORKED})") == "True\n"
         (before,) = kernels(cluster, namespace)
         for now in (False, True):
             await km.restart_kernel(now=now)
-            assert await said(page, "print('x' in dir())") == "False\n"
+            assert await said(page, f"print('x' in dir(), {IS_FORKED})") == "False True\n"
         page.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
 
         async def has_ended() -> bool:
