@@ -288,6 +288,19 @@ def test_a_kernel_runs_below_the_supervisor_where_that_and_a_python_are_there(
     assert (done.stdout, done.stderr) == (f"{said.format(file, file)}\n", "")
 
 
+def test_a_supervisor_has_room_for_the_variables_that_its_kernels_show(tmp_path: Path) -> None:
+    made = container(replace(order("echo"), supervisor=manifests.supervisor(FILES, "gpu-pool")))
+    (tmp_path / "gpu-pool-secret").mkdir()
+    (tmp_path / "gpu-pool-secret/connection.json").write_text("keys")
+    for name in ("gpu-pool", "gpu-pool-supervisor"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "gpu-pool-supervisor/launch.py").write_text(
+        "import os; print(len(os.environ['GPU_POOL_TEMPLATE']))"
+    )
+    words = [word.replace("/run/", f"{tmp_path}/") for word in (*made["command"], *made["args"])]
+    assert subprocess.run(words, capture_output=True, text=True).stdout == "16384\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "started"),
     [

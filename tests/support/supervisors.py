@@ -158,10 +158,15 @@ def start(
         Path(file).write_text(json.dumps(connection))
     if prepared:
         Path(file).write_text(json.dumps({"key": PREPARED_KEY.decode()}))
-        environment = {PLACE: "-" * 16_384, **environment}
     words = kernel_command([word.format(connection_file=file) for word in argv], installed=True)
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, "PATH": path, "IPYTHONDIR": str(folder / "ipython"), **environment}
+    variables = {
+        **os.environ,
+        PLACE: " " * 16_384,
+        "PATH": path,
+        "IPYTHONDIR": str(folder / "ipython"),
+        **environment,
+    }
     with (folder / "log").open("wb") as log:
         began_at = time.perf_counter()
         process = subprocess.Popen(
@@ -170,7 +175,7 @@ def start(
                 *(str(files / "launch.py"), "supervisor", "--connection", file),
                 *("--port", str(port), *options, "--", *words),
             ],
-            env={name: value for name, value in variables.items() if value},
+            env={name: value for name, value in {**variables, **environment}.items() if value},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -63,8 +63,6 @@ OPTIONAL_MODULES = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
-#: Variables of kernels in pods that need not be shown.
-_OF_PODS = {"JPY_PARENT_PID"}
 _FILLER = PLACE.encode() + b"="
 #: Seconds in which threads have ended that end before every fork.
 _THREADS_END_WITHIN = 1.0
@@ -295,8 +293,6 @@ class Template:
     def _unshowable(self, wanted: "dict[str, str]") -> "str | None":
         place = place_of_variables()
         fits = place is not None and len(self._shown(wanted)) <= place[1]
-        # In a pod, the process of which a template was forked has all others.
-        fits = fits or self._own(wanted).keys() <= _OF_PODS
         return None if fits else "its own variables are too long to be shown"
 
     def _shown(self, wanted: "dict[str, str]") -> bytes:

@@ -17,8 +17,8 @@ from typing import Any, Mapping, NamedTuple, Sequence  # noqa: UP035 - for Pytho
 
 from .commands import PLACE, template_argv
 
-#: Bytes in which a kernel's own variables are shown: all are the template's as well.
-_PLACE_FOR = 64
+#: Bytes in which a kernel's own variables are shown: few are not the template's as well.
+_PLACE_FOR = 16_384
 #: Seconds in which a template must say that it has heard, and then that it has forked.
 _HEARS_WITHIN, _FORKS_WITHIN = 5.0, 5.0
 #: Seconds for which it may import.

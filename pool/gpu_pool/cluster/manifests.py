@@ -47,9 +47,12 @@ _ALONE: Final = 'exec "$@"'
 #: spares the start of another Python; one of any other kernel hears of no variables of its user.
 KERNELS_PYTHON: Final = ("python3", "-Xfrozen_modules=off")
 _ISOLATED: Final = ("python3", "-I", "-S")
+#: Room in the supervisor's environment, in whose place kernels that are forked show the variables that are
+#: not its own.
+ROOM: Final = 'export GPU_POOL_TEMPLATE="`printf %16384s`"; '
 #: The same below the supervisor, where the image has a Python and the ConfigMap was there.
 _SUPERVISED: Final = (
-    f"if [ -r {SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then "
+    f"if [ -r {SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then {ROOM}"
     f"exec {{python}} {SUPERVISOR} supervisor --connection {CONNECTION_FILE} --preload={{preload}} "
     f'-- "$@"; else {_ALONE}; fi'
 )

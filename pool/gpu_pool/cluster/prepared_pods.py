@@ -34,6 +34,7 @@ from gpu_pool.cluster.manifests import (
     KERNELS_PYTHON,
     LAUNCH,
     LEASE_LABEL,
+    ROOM,
     START,
     STAYS,
     SUPERVISOR,
@@ -47,13 +48,11 @@ from gpu_pool_client._pods import POD_VARIABLE
 
 #: What a prepared pod was made of, in digits; it stays on a pod that was taken.
 PREPARED_LABEL: Final = f"{PREFIX}/prepared"
-#: The variable in whose place kernels that are forked show their own: room for what is not known yet.
-_PLACE, _PLACE_FOR = "GPU_POOL_TEMPLATE", 16_384
 #: Seconds after which a pod ends by itself that the service should have ended.
 _ENDS_BY_ITSELF: Final = 120
 #: Runs the supervisor, and nothing where there is none: a kernel could not begin.
 _WAIT: Final = (
-    f"if [ -r {SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then "
+    f"if [ -r {SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then {ROOM}"
     f"exec {' '.join(KERNELS_PYTHON)} {SUPERVISOR} supervisor --prepared {{seconds}} "
     f'--connection {CONNECTION_FILE} --preload={{preload}} -- "$@"; '
     "else echo 'gpu-pool: this image has no python3, or the supervisor is missing' >&2; exit 3; fi"
@@ -99,7 +98,7 @@ class PreparedPodRequest:
         notebook = self.notebook
         seconds = self.seconds + _ENDS_BY_ITSELF
         start = START + _WAIT.format(seconds=seconds, preload=",".join(self.preload))  # which need no quotes
-        variables = {"HOME": self.body.home_path, POD_VARIABLE: "1", _PLACE: "-" * _PLACE_FOR}
+        variables = {"HOME": self.body.home_path, POD_VARIABLE: "1"}
         container = manifests.container_of(self, start, _USUAL, self.body.home_path, variables)
         metadata = {
             "name": name,
