@@ -32,6 +32,10 @@ _PART_FOR_LIBRARIES: Final = 4
 #: Least memory a cap leaves: the size of the blocks that PyTorch allocates.
 _LEAST_MIB: Final = 20
 
+#: The frameworks that hold themselves to a slice in a pod where nothing else does. Which ones its image has
+#: is not known outside, so torch is limited by the kernel itself: a release that lacks the variable would
+#: fail by it.
+_OF_ANY_IMAGE: Final = {"torch": "2.0", "jax": "0.4", "tensorflow": "2.4", "cupy": "13.0"}
 _DISTRIBUTIONS: Final = {
     "torch": "torch",
     # jaxlib, not jax, reads the variables.
@@ -135,6 +139,14 @@ def slice_caps(
     if "cupy" in versions:
         found |= _unless_set("CUPY_GPU_MEMORY_LIMIT", str(least * 2**20), environment)
     return found
+
+
+def pod_caps(slices: Sequence[Slice], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that hold the frameworks of any image within ``slices``, one lease's.
+
+    ``environment`` is what its kernel has by itself.
+    """
+    return slice_caps(_OF_ANY_IMAGE, slices, environment, hook=True)
 
 
 def _fraction(usable: Sequence[tuple[int, int]]) -> str:

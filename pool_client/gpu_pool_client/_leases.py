@@ -304,16 +304,14 @@ class Failure:
 def memory_on_top(parts: Sequence[Slice], write: Callable[[int], str]) -> str:
     """Say how much memory may be used of each device where that is more than what is granted; else nothing.
 
-    Such as ``, now up to 2GiB``; ``write`` writes an amount in MiB. On a node of a cluster the limit is said,
-    since what is free there at any moment is known to who places pods.
+    Such as ``, now up to 2GiB``; ``write`` writes an amount in MiB. Where it is all of the limit, on a node
+    of a cluster, it may be so for good: there who places pods knows what is free at any moment.
     """
-    if not parts or not all(part.limit_mib for part in parts):
+    if not parts or not all(part.limit_mib and part.burst_mib for part in parts):
         return ""
-    if parts[0].device.node:
-        return f", up to {write(min(part.limit_mib for part in parts))}"
-    if not all(part.burst_mib for part in parts):
-        return ""
-    return f", now up to {write(min(part.allowed_mib for part in parts))}"
+    allowed = min(part.allowed_mib for part in parts)
+    is_all = all(part.allowed_mib == part.limit_mib for part in parts)
+    return f", {'' if is_all and parts[0].device.node else 'now '}up to {write(allowed)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -522,6 +522,8 @@ class SessionDriver:
 
     def _show_burst(self, lease: Lease) -> None:
         told, pipe = self.on_slice, self.resize_requests
+        if lease.terms.parks_in_pod:
+            self._do.show_in_pod(lease)
         if told is None or pipe is None or not told.takes_changes:
             return
         changed = told.change(lease)

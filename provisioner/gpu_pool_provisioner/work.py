@@ -113,6 +113,11 @@ class KernelWork:
             visible = {name: environment[name] for name in _NAMING if name in environment}
             self.run.relay.run_silently(_VISIBLE.format(visible))
 
+    def show_in_pod(self, lease: Lease) -> None:
+        """Let a kernel in a pod know its slice as it is now."""
+        if isinstance(self.run, PodRun):
+            self.run.show(lease)
+
     def change(self, changed: Mapping[str, tuple[str | None, str | None]]) -> None:
         """Change variables of a Python kernel, once the cell that runs has ended."""
         if self.run is not None:
@@ -206,7 +211,8 @@ class KernelWork:
         if lease.terms.in_pod:
             pool, notice = self._pool, self._driver.session.notice
             requests = PodRequests(pool.resize_at_restart, pool.memory_in_words, notice)
-            return PodRun(self._pod_for(lease, held), held, *sides, requests)
+            shown = lease if lease.terms.parks_in_pod else None
+            return PodRun(self._pod_for(lease, held), held, *sides, requests, shown)
         try:
             if self.backend is None:
                 self.backend = BackendConnection(self.kernel.connection_file, self.plan.command)

@@ -17,6 +17,7 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from support.cgroups import limited_memory
+from support.frameworks import write_torch
 from support.other_environment import without_our_packages
 from support.pools import eventually
 from support.supervisors import IS_FORKED, children_of, parent_of, supervised, write_supervisor
@@ -476,3 +477,53 @@ async def test_one_that_is_killed_takes_its_kernel_along(tmp_path: Path) -> None
         pid = await pod.pid()
         pod.process.kill()
         await until_gone(pid)
+
+
+#: What a kernel on a slice of 2% that may have 10% is told.
+LIMITED = {
+    "GPU_POOL_SLICE": "2%..10%",
+    "GPU_POOL_MEMORY_MIB": "655",
+    "GPU_POOL_TORCH_FRACTION": "0.007",
+    "GPU_POOL_ALLOWED_MIB": "655",
+    "GPU_POOL_LIMIT_MIB": "3276",
+    "GPU_POOL_POD": "1",
+}
+#: Ends once the kernel has heard of another amount.
+HEARS = "import os, time, torch\nwhile os.environ['GPU_POOL_ALLOWED_MIB'] == '{}': time.sleep(0.01)"
+SEEN = "(__import__('os').environ['GPU_POOL_ALLOWED_MIB'], dict(__import__('torch').cuda.fractions))"
+
+
+def allowed(before: str, now: str, fraction: str) -> dict[str, tuple[str | None, str | None]]:
+    return {"GPU_POOL_ALLOWED_MIB": (before, now), "GPU_POOL_TORCH_FRACTION": ("0.007", fraction)}
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+async def test_a_kernel_hears_what_it_may_use_in_the_middle_of_a_cell_and_the_next_one_begins_with_it(
+    tmp_path: Path, isolated: bool
+) -> None:
+    write_torch(tmp_path)
+    environment = {**LIMITED, "PYTHONPATH": str(tmp_path)}
+    async with supervised(tmp_path, isolated=isolated, **environment) as pod:
+        control = await pod.connect()
+        await pod.asked("import torch; torch.cuda.init()")
+        assert await pod.value(SEEN) == "('655', {0: 0.007, 1: 0.007})"
+        cell = asyncio.create_task(pod.asked(HEARS.format("655")))
+        await control.change(allowed("655", "2048", "0.05"))
+        await cell
+        assert await pod.value(SEEN) == "('2048', {0: 0.05, 1: 0.05})"
+        await control.restart(within=WITHIN)
+        await pod.asked("import torch; torch.cuda.init()")
+        assert await pod.value(SEEN) == "('2048', {0: 0.05, 1: 0.05})"
+        await control.change(allowed("2048", "655", "0.007"))
+        await pod.asked(HEARS.format("2048"))
+        assert await pod.value(SEEN) == "('655', {0: 0.007, 1: 0.007})"
+
+
+async def test_what_the_kernelspec_has_set_stays_as_it_is(tmp_path: Path) -> None:
+    async with supervised(tmp_path, **LIMITED, CUPY_GPU_MEMORY_LIMIT="1000") as pod:
+        control = await pod.connect()
+        await control.change({"CUPY_GPU_MEMORY_LIMIT": ("500", "700"), "GPU_POOL_LIMIT_MIB": ("3276", None)})
+        await control.restart(within=WITHIN)
+        names = "'CUPY_GPU_MEMORY_LIMIT', 'GPU_POOL_LIMIT_MIB'"
+        found = await pod.value(f"[__import__('os').environ.get(name) for name in ({names})]")
+        assert found == "['1000', None]"

@@ -1,8 +1,8 @@
 """Memory on top of this kernel's slice, its burst: heard of at any time, also while a cell runs.
 
-Whoever launched the kernel writes what changes in its variables into a pipe in its private folder, as a line
-of JSON. A thread waits for that, and does nothing else. PyTorch's limit follows in this process; no other
-framework can change its limit while it runs, and no other process is told.
+Whoever launched the kernel, in a pod its supervisor, writes what changes in its variables into a pipe in its
+private folder, as a line of JSON. A thread waits for that, and does nothing else. PyTorch's limit follows in
+this process; no other framework can change its limit while it runs, and no other process is told.
 """
 
 import json

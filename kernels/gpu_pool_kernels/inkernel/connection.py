@@ -1,4 +1,4 @@
-"""The connection of a pod's kernel: its file, and the ports that are named in it."""
+"""The connection of a pod's kernel: its file, the ports that are named in it, and a pipe beside it."""
 
 import contextlib
 import errno
@@ -6,7 +6,12 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Any, Mapping  # noqa: UP035 - for Python 3.8
+from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
+
+#: Names the folder of the pipe to a kernel, and the pipe in it; ``burst`` knows both as well.
+CHANGES_FOLDER, CHANGES = "GPU_POOL_RESIZE_DIR", "changes"
+#: Bytes that are written to a pipe as one (PIPE_BUF), and the most that is read at once.
+_MOST = 4096
 
 
 class ConnectionFile:
@@ -64,3 +69,51 @@ class Ports:
             except OSError as error:
                 return error.errno == errno.EADDRINUSE
         return False
+
+
+class SliceChanges:
+    """Tells the kernel what changes in the variables of its slice, also while a cell runs; see ``burst``."""
+
+    def __init__(self, folder: str, environment: "dict[str, str]") -> None:
+        """Make the pipe in this folder, and follow what the next kernel finds in its environment."""
+        self._environment = environment
+        self._pipe = None  # type: int | None
+        path = os.path.join(folder, CHANGES)  # noqa: PTH118 - as os.open
+        with contextlib.suppress(OSError):  # then a kernel knows what it was told at its start
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(path, 0o600)
+            # For reading as well, so that it can be written to before the kernel reads.
+            self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+            environment[CHANGES_FOLDER] = folder
+
+    def forget(self) -> None:
+        """Drop what the last kernel has not read: the next one has it in its environment."""
+        if self._pipe is not None:
+            with contextlib.suppress(OSError):
+                while True:
+                    os.read(self._pipe, _MOST)
+
+    def tell(self, changed: "Mapping[str, Sequence[str | None]]") -> None:
+        """Change variables, each from a value to another; None is for one that is not set."""
+        for name, (before, now) in changed.items():
+            if not name.startswith("GPU_POOL_") and self._environment.get(name) != before:
+                continue  # the kernelspec has its own
+            if now is None:
+                self._environment.pop(name, None)
+            else:
+                self._environment[name] = now
+        line = json.dumps(changed).encode() + b"\n"
+        if self._pipe is not None and len(line) <= _MOST:
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(self._pipe, line)
+
+
+def are_changes(told: object) -> bool:
+    """Whether these are variables that can be said to a process, each with its value before and now."""
+    if not isinstance(told, dict):
+        return False
+    if not all(isinstance(values, list) and len(values) == 2 for values in told.values()):
+        return False
+    texts = [*told, *(each for values in told.values() for each in values if each is not None)]
+    can_be_said = all(isinstance(each, str) and "\0" not in each and each.isprintable() for each in texts)
+    return can_be_said and all(name and "=" not in name for name in told)

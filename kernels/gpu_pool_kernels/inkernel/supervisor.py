@@ -10,6 +10,7 @@ connection file may ask (``control.py``)::
     → {"n", "verb": "state"}              ← {"n", "to", "start", "status", "importing"}
     → {"n", "verb": "restart"}            ← {"n", "to", "start", "cold"} once it listens, or {"to", "failed"}
     → {"n", "verb": "signal", "number"}   ← {"n", "to"}
+    → {"n", "verb": "change", "variables"} ← {"n", "to"}: of its slice, {name: [before, now]}
     → {"n", "verb": "begin", "sealed"}    ← as for restart: the first kernel of a pod that was prepared
                                           ← {"n", "exited": start, "status", "out_of_memory"}, unasked
 
@@ -41,7 +42,7 @@ from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 from . import free_memory
 from .beginning import FirstKernel
 from .commands import PLACE, given_variables, launched, module_option, starts_alike
-from .connection import ConnectionFile, Ports
+from .connection import ConnectionFile, Ports, SliceChanges, are_changes
 from .control import ControlConnection, ControlPort
 from .warm import Fork, WarmStarts
 
@@ -128,6 +129,7 @@ class Supervisor:
         self._is_python = self._argv != list(argv)
         self._preload = tuple(preload)
         self._environment = dict(environment)
+        self._changes = SliceChanges(os.path.dirname(settings.connection), self._environment)  # noqa: PTH120
         #: Where kernels start; None for where this process does.
         self._folder = None  # type: str | None
         self._ports = Ports(self._file.content)
@@ -351,6 +353,7 @@ class Supervisor:
         if verb == "restart" and self._killed_at is None and self._prepared_until is None:
             self._asked.append((connection, number))
             self._is_wanted = True
+            self._changes.forget()
             return
         reply = {"to": number}
         if verb == "state":
@@ -362,6 +365,8 @@ class Supervisor:
         elif verb == "signal" and type(message.get("number")) is int and 0 < message["number"] < signal.NSIG:
             if kernel is not None:
                 kernel.signal(message["number"])
+        elif verb == "change" and are_changes(message.get("variables")):
+            self._changes.tell(message["variables"])
         else:
             reply["failed"] = "that is not understood"
             if verb == "restart":

@@ -74,6 +74,12 @@ _AWAY: Final = (
     "A machine with GPUs cannot provide any at the moment, for instance because their driver is being "
     "replaced. Usually that takes less than a minute; your request waits for it."
 )
+#: Why nothing is lent on top of a guarantee where the pool divides devices.
+_NO_AGENT: Final = (
+    "the limit above it changes nothing here, since no agent of the nodes sees what is used "
+    "(c.KubernetesSettings.node_agent)"
+)
+_AGENT_AWAY: Final = "nothing on top of it at the moment, since the agent of its node does not answer"
 
 
 class ClusterBackend(Backend):
@@ -255,10 +261,28 @@ class ClusterBackend(Backend):
 
         Variables are set in the pod by the cluster's own parts.
         """
-        described = self._by_dialect(lease)
+        described = self._with_limit(self._by_dialect(lease))
         if self._watchdog is None or not lease.slices:
             return described
         return self._watchdog.described(described)
+
+    def _with_limit(self, lease: Lease) -> Lease:
+        """Say so where nothing is lent on top of a guarantee, since nobody sees what is used."""
+        if self._claims is None or not (lease.slices and lease.request.has_limit):
+            return lease
+        words = _AGENT_AWAY
+        if not self._kubernetes.node_agent:
+            words = _NO_AGENT
+            lease = replace(lease, slices=tuple(replace(part, limit_mib=0) for part in lease.slices))
+        elif all(self.allows_burst(part.device) for part in lease.slices):
+            return lease
+        memory = lease.enforcement.memory
+        memory = replace(memory, by=f"{memory.by}; {words}")
+        return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
+
+    def allows_burst(self, device: Device) -> bool:
+        """See ``Backend.allows_burst``: where the pool divides devices, and an agent says what is used."""
+        return self._claims is not None and self._use.sees(device.node)
 
     def _by_dialect(self, lease: Lease) -> Lease:
         """Say what the dialect says: of thousands, few are others than when they were described last."""
@@ -266,7 +290,7 @@ class ClusterBackend(Backend):
         known = self._described.get(lease.id)
         if known is not None and known[0] is lease and known[1] is enforcement:
             return known[2]
-        described = _described(lease, enforcement)
+        described = _described(lease, enforcement, is_divided=self._claims is not None)
         self._described[lease.id] = lease, enforcement, described
         return described
 
@@ -387,6 +411,8 @@ class ClusterBackend(Backend):
         """See ``KernelHost.launch``."""
         # What its environment says of limits is to be true for as long as it runs, whoever reports meanwhile.
         lasting = replace(lease, enforcement=self.view.enforcement(lease.request))
+        if not self._kubernetes.node_agent:
+            lasting = self._with_limit(lasting)
         order = await self._pod_builder.of(lasting, kernel, _server(caller))
         if self._claims is not None:
             await self._claims.ready(lease)
@@ -461,12 +487,13 @@ class ClusterBackend(Backend):
         await self.pool.record_failure(lease_id, failure)
 
 
-def _described(lease: Lease, enforcement: Enforcement | None) -> Lease:
+def _described(lease: Lease, enforcement: Enforcement | None, *, is_divided: bool) -> Lease:
     terms = replace(lease.terms, revocable=True)
     if enforcement is None:
         return replace(lease, terms=terms)
-    # Whatever is free up to its limit the cluster leaves to it by itself.
-    slices = tuple(replace(part, burst_mib=max(0, part.limit_mib - part.memory_mib)) for part in lease.slices)
+    slices = lease.slices
+    if not is_divided:  # whatever is free up to its limit the cluster leaves to it by itself
+        slices = tuple(replace(part, burst_mib=max(0, part.limit_mib - part.memory_mib)) for part in slices)
     return replace(lease, terms=terms, slices=slices, enforcement=enforcement)
 
 

@@ -147,7 +147,7 @@ class NodeUseReports:
         self._tallies: dict[str, UseTally] = {}
         #: Leases of which is written that they are measured, also where they use nothing.
         self._begun: set[str] = set()
-        self._written_at = clock()
+        self._began_at = self._written_at = clock()
 
     # -- Who says it -------------------------------------------------------------
 
@@ -280,6 +280,17 @@ class NodeUseReports:
         if report is None or (complete and not report.complete):
             return False
         return self._clock() - report.at <= self._holds
+
+    def sees(self, node: str) -> bool:
+        """Whether all that is used on a node is known now.
+
+        Just after the service has begun it counts as known: agents have yet to say it, and nobody is to lose
+        for that what they use.
+        """
+        report = self._reports.get(node)
+        if report is None:
+            return bool(self._account) and self._clock() - self._began_at <= self._holds
+        return self._is_fresh(report, complete=True)
 
     # -- What the watchdog sees ----------------------------------------------------
 

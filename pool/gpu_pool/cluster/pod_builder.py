@@ -30,7 +30,6 @@ from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import CourseFile, Courses
 from gpu_pool.policy.queue_state import Rules
 from gpu_pool_client import (
-    WHOLE,
     BadRequest,
     Device,
     Holder,
@@ -41,11 +40,8 @@ from gpu_pool_client import (
     Slice,
     SliceRequest,
 )
-from gpu_pool_client._framework_caps import slice_caps
+from gpu_pool_client._framework_caps import pod_caps
 
-#: The frameworks that hold themselves to a slice where nothing else does. Which ones the image has is not
-#: known here, so torch is limited by the kernel itself: a release that lacks the variable would fail by it.
-_CAPPED: Final = {"torch": "2.0", "jax": "0.4", "tensorflow": "2.4", "cupy": "13.0"}
 #: Where HAMi writes how far it is: ``allocating`` while the node is locked.
 _BIND_PHASE: Final = "hami.io/bind-phase"
 
@@ -239,10 +235,8 @@ class PodBuilder:
             translation = self._translate(lease, node)
         parts = translation.pod
         if isinstance(dialect, Shared):
-            parts = dialect.parts(lease.slices)
-            if lease.request.milli != WHOLE:
-                caps = slice_caps(_CAPPED, lease.slices, kernel.environment, hook=True)
-                parts = replace(parts, environment=caps)
+            caps = pod_caps(lease.slices, kernel.environment)
+            parts = replace(dialect.parts(lease.slices), environment=caps)
         name, at_once = self._settings.pool, dialect.table.at_once
         return KernelPodRequest(
             name,
@@ -269,7 +263,7 @@ class PodBuilder:
             return None
         parts, device = dialect.parts((part,)), part.device
         # Some frameworks read theirs when they are imported.
-        caps = slice_caps(_CAPPED, (part,), {}, hook=True) if said.preload else {}
+        caps = pod_caps((part,), {}) if said.preload else {}
         return PreparedPodRequest(
             pool=self._settings.pool,
             course=course,

@@ -317,8 +317,9 @@ class _Now:
             course = course_of(lease.holder.course, self._known)
             leases[course, lease.state.value] += 1
             memory[course] += sum(part.memory_mib for part in lease.slices) * _MIB
-            # On a node of a cluster it is not the pool that decides of it.
-            burst[course] += sum(part.burst_mib for part in lease.slices if not part.device.node) * _MIB
+            # On a node of a cluster it is the pool that decides of it only where it divides the devices.
+            ours = [part for part in lease.slices if lease.terms.parks_in_pod or not part.device.node]
+            burst[course] += sum(part.burst_mib for part in ours) * _MIB
             milli[course] += sum(part.milli for part in lease.slices)
         living = GaugeMetricFamily("gpu_pool_leases", "Leases held or parked.", labels=["course", "state"])
         for (course, state), number in sorted(leases.items()):

@@ -23,6 +23,7 @@ from gpu_pool_client import (
     PodPhase,
     format_duration,
 )
+from gpu_pool_client._framework_caps import pod_caps
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.launchers.base import HeldLease, NotStartedError
 from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
@@ -41,6 +42,8 @@ _PREPARED_WITHIN, _PREPARED_AGAIN, _BEGUN_WITHIN = 5.0, 0.05, 20.0
 #: What changes while a pod runs, and its kernel need not hear of: what is enforced at the moment, and since
 #: when the lease has its slices as they are.
 _PASSING: Final = ("GPU_POOL_ENFORCED", "GPU_POOL_HELD_SINCE")
+#: What it hears of while it runs: what it may use now, with its burst, and torch up to how much of a device.
+_BURST: Final = ("GPU_POOL_ALLOWED_MIB", "GPU_POOL_TORCH_FRACTION")
 _FINE_AGAIN: Final = "Its machine answers again."
 _SLOW: Final = "The kernel's pod did not start within {}. Its last report: {}"
 
@@ -66,6 +69,10 @@ class LeasePod:
         self._beginning: Beginning | None = None
         self._supervisor_key = str(command.connection["key"]).encode()
         self._address: asyncio.Future[str] = loop.create_future()
+        #: What its kernel has heard of its slice: of a burst nothing, which may have changed meanwhile.
+        self._heard: Mapping[str, str] = {
+            name: each for name, each in self._told(lease).items() if not (lease.limit_mib and name in _BURST)
+        }
         self._progress = ""
         #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
         self._queued, self._counts_from = False, loop.time()
@@ -75,9 +82,14 @@ class LeasePod:
         self.connected: SupervisorConnection | None = None
 
     def fits(self, lease: Lease, command: KernelCommand) -> bool:
-        """Whether it runs, and is what would be launched now for this lease and this command."""
+        """Whether it runs, and is what would be launched now for this lease and this command.
+
+        Where the pool divides devices it need not be made for the size of its slice: it is told of that.
+        """
         known = self._lease
-        is_same = (known.id, known.request, _lasting(known)) == (lease.id, lease.request, _lasting(lease))
+        is_same = (known.id, _devices(known)) == (lease.id, _devices(lease))
+        if not lease.terms.parks_in_pod:
+            is_same = is_same and (known.request, _lasting(known)) == (lease.request, _lasting(lease))
         return is_same and self.command == command and self._address.done() and not self.ended.done()
 
     @property
@@ -187,6 +199,20 @@ class LeasePod:
         self.connected = connected
         return connected
 
+    async def tell(self, lease: Lease) -> None:
+        """Let its kernel know its slice as it is now. Raises ``SupervisorAway``."""
+        before, now = self._heard, self._told(lease)
+        changed = {name: (before.get(name), now.get(name)) for name in {**before, **now}}
+        changed = {name: values for name, values in changed.items() if values[0] != values[1]}
+        if changed:
+            await (await self.supervisor()).change(changed)
+            self._heard = now
+
+    def _told(self, lease: Lease) -> Mapping[str, str]:
+        """Return what a kernel hears of its slice that the pool divides."""
+        caps = pod_caps(lease.slices, self.command.environment)
+        return {**_lasting(lease), **caps}
+
     async def begin(self) -> None:
         """Have its kernel begin, if it only waits for that; its address is known.
 
@@ -249,6 +275,14 @@ class LeasePod:
         self.lost()
 
 
+def _devices(lease: Lease) -> list[str]:
+    return [part.device.uuid for part in lease.slices]
+
+
 def _lasting(lease: Lease) -> Mapping[str, str]:
-    """Return what a kernel is told of its slice that stays the same for as long as it keeps it."""
-    return {name: value for name, value in lease.environment.items() if name not in _PASSING}
+    """Return what a kernel is told of its slice that stays so, or that it hears of when it changes.
+
+    Which devices it sees is the cluster's affair, by the names that it has there.
+    """
+    kept = lease.environment.items()
+    return {name: value for name, value in kept if name not in _PASSING and name != "CUDA_VISIBLE_DEVICES"}

@@ -18,7 +18,7 @@ from typing import Any, Final
 import zmq
 from jupyter_client.session import Session
 
-from gpu_pool_client import GpuPoolError, Process, format_duration
+from gpu_pool_client import GpuPoolError, Lease, Process, format_duration
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.launchers.base import (
     START_TIMEOUT,
@@ -87,10 +87,18 @@ class PodRun(KernelRun):
     is_process = False
 
     def __init__(
-        self, pod: LeasePod, lease: HeldLease, session: Session, front: Channels, requests: PodRequests
+        self,
+        pod: LeasePod,
+        lease: HeldLease,
+        session: Session,
+        front: Channels,
+        requests: PodRequests,
+        shown: Lease | None = None,
     ) -> None:
+        """``shown`` is the slice that the kernel is to know; None where it knows that of its pod for good."""
         super().__init__(lease, asyncio.get_running_loop().create_future())
         self._pod = pod
+        self._shown = shown
         #: Whether the pod was launched for a kernel before this one.
         self._is_next = pod.is_launched
         self._sides = session, front
@@ -98,6 +106,7 @@ class PodRun(KernelRun):
         self._watching: asyncio.Task[None] | None = None
         self._killing: asyncio.Task[None] | None = None
         self._answering: asyncio.Task[None] | None = None
+        self._showing: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
         pod.ended.add_done_callback(self._ended_with_pod)
 
@@ -148,6 +157,8 @@ class PodRun(KernelRun):
 
     async def _restart(self) -> None:
         try:
+            if self._shown is not None:
+                await self._pod.tell(self._shown)
             await (await self._pod.supervisor()).restart(within=_RESTARTED_WITHIN)
         except (SupervisorAway, KernelNotStarted) as error:
             get_logger().warning("A kernel is started in a new pod: %s", error)
@@ -192,6 +203,24 @@ class PodRun(KernelRun):
             await asyncio.sleep(_CONNECT_AGAIN)
             with suppress(SupervisorAway):
                 supervisor = await self._pod.supervisor()
+
+    def show(self, lease: Lease) -> None:
+        """Let the kernel know its slice as it is now, once its supervisor answers."""
+        self._shown = lease
+        if self._showing is None or self._showing.done():
+            self._showing = asyncio.create_task(self._show())
+
+    async def _show(self) -> None:
+        told, pause = None, _CONNECT_AGAIN
+        while told is not self._shown and self._shown is not None:
+            told = self._shown
+            try:
+                await self._pod.tell(told)
+            except SupervisorAway as error:  # whoever waits for the kernel's end connects again
+                get_logger().debug("A kernel in a pod does not hear of its slice yet: %s", error)
+                told = None
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _CONNECT_SELDOM)
 
     def _resize(self, content: Mapping[str, Any]) -> None:
         """Ask the pool for another size."""
@@ -279,7 +308,7 @@ class PodRun(KernelRun):
         """Let go of the kernel; its pod may run another. May be repeated."""
         self._pod.on_trouble = None
         self._pod.ended.remove_done_callback(self._ended_with_pod)
-        for task in filter(None, (self._watching, self._answering)):
+        for task in filter(None, (self._watching, self._answering, self._showing)):
             task.cancel()
         super().close()
 

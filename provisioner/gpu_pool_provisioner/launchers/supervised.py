@@ -140,6 +140,20 @@ class SupervisorConnection:
         if "failed" in told:
             raise ValueError(f"{number} is no signal")
 
+    async def change(self, variables: Mapping[str, tuple[str | None, str | None]]) -> None:
+        """Tell the kernel, and those after it, of its slice's variables: each one's value before and now.
+
+        Raises ``SupervisorAway``; one that is older than this has no ear for it.
+        """
+        try:
+            told = await asyncio.wait_for(
+                self._ask({"verb": "change", "variables": variables}), _ANSWERS_WITHIN
+            )
+        except asyncio.TimeoutError:
+            raise SupervisorAway(_SILENT.format(f" within {_ANSWERS_WITHIN:g} s")) from None
+        if "failed" in told:
+            get_logger().warning("A kernel in a pod does not hear of its slice: %s", told["failed"])
+
     async def exited(self) -> int:
         """Return how the kernel that runs now has ended, once it has: its exit status, or minus the signal.
 

@@ -46,9 +46,10 @@ def test_a_slice_of_any_size_is_granted_exactly_and_says_what_holds_it() -> None
     assert shared().translate(parse_request("1")).statement.enforcement.memory.strength is Strength.HARD
 
 
-def test_a_limit_above_the_guarantee_is_refused_in_words() -> None:
-    with pytest.raises(BadRequest, match=r"no limit above the guarantee yet.*Ask for 2%"):
-        shared().translate(parse_request("2%..10%"))
+def test_a_limit_above_the_guarantee_is_counted_as_it_is() -> None:
+    translation = shared().translate(parse_request("2%..10%"))
+    assert str(translation.statement.counted) == "2%..10%"
+    assert (translation.statement.milli, translation.statement.memory_mib) == (20, 655)
 
 
 def test_the_pod_names_the_claim_of_each_of_its_devices_and_says_what_it_has_of_it() -> None:

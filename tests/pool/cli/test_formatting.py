@@ -42,9 +42,10 @@ BURST = replace(
     lease("a", "2%..10%", REAL), slices=(Slice(REAL, 20, 655, limit_mib=3_276, burst_mib=2_048 - 655),)
 )
 NO_BURST = replace(BURST, slices=(replace(BURST.slices[0], burst_mib=0),))
-ON_NODE = replace(
-    lease("a", "2%..10%", REAL), slices=(Slice(replace(REAL, node="n1"), 20, 655, limit_mib=3_276),)
-)
+OF_NODE = Slice(replace(REAL, node="n1"), 20, 655, limit_mib=3_276, burst_mib=3_276 - 655)
+ON_NODE = replace(lease("a", "2%..10%", REAL), slices=(OF_NODE,))
+#: One on a node whose GPU the pool itself divides.
+LENT_ON_NODE = replace(ON_NODE, slices=(replace(OF_NODE, burst_mib=2_048 - 655),))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,7 @@ def test_ordinals(number, text):
         (BURST, "2%..10% of Tesla V100-SXM2-32GB, 655MiB, now up to 2GiB"),
         (NO_BURST, "2%..10% of Tesla V100-SXM2-32GB, 655MiB"),
         (ON_NODE, "2%..10% of Tesla V100-SXM2-32GB, 655MiB, up to 3276MiB"),
+        (LENT_ON_NODE, "2%..10% of Tesla V100-SXM2-32GB, 655MiB, now up to 2GiB"),
         (lease("a", "2", REAL, OTHER), "2 whole Tesla V100-SXM2-32GB, 655MiB each"),
     ],
 )

@@ -21,7 +21,6 @@ from typing import Any, Final
 from gpu_pool.cluster.dialects.amounts import (
     Cut,
     cut,
-    refuse_limit,
     runtime_class,
     tolerations,
 )
@@ -139,7 +138,6 @@ class Shared(Dialect):
 
     def translate(self, request: SliceRequest) -> Translation:
         """Say what a slice is worth. What a pod names of it depends on the devices: see :meth:`parts`."""
-        refuse_limit(request, self.table.title, "knows no limit above the guarantee yet")
         missing = self.missing()
         if missing:
             raise NeverFits(
