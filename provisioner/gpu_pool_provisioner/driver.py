@@ -209,7 +209,7 @@ class SessionDriver:
         """
         self.post(events.RestartBegan())
         try:
-            if self.session.pending is not None:
+            if self.session.pending is not None and not await self.pool_work.resized_in_pod():
                 await self._do.end_pod_before_next()  # a pod has the size that it was made with
             await self.pool_work.keep_for_restart(seconds)
         finally:
@@ -264,7 +264,9 @@ class SessionDriver:
 
     def _changes_only_limit(self, wanted: SliceRequest) -> bool:
         lease = self.session.lease
-        return lease is not None and not self.session.in_pod and wanted.changes_only_limit_of(lease.request)
+        if lease is None or (lease.terms.in_pod and not lease.terms.parks_in_pod):
+            return False
+        return wanted.changes_only_limit_of(lease.request)
 
     async def _resized_alone(self, wanted: SliceRequest) -> SizeChange:
         """Change the lease's size, and nothing of a kernel, which knows of it once it is restarted."""
@@ -333,6 +335,7 @@ class SessionDriver:
         seen = run.relay.seen if run is not None and session.state.has_kernel else (False, 0.0)
         shown = self._do.pending.text if self._do.front else ""
         is_told = told is not None and told.takes_changes
+        is_told = is_told or self._do.takes_changes_in_pod
         return view(session, seen, shown, time.monotonic(), is_told=is_told)
 
     def idle_others(self) -> str:

@@ -33,6 +33,7 @@ from gpu_pool_client import (
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._requests import memory_in_words
 from gpu_pool_provisioner.environment import SliceEnvironment
+from gpu_pool_provisioner.launchers.lease_pod import LeasePod
 from gpu_pool_provisioner.pools import NOT_NOW, queue_watch_of, shared_pool
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import Session, State, effects, events, idling, texts
@@ -395,6 +396,20 @@ class PoolWork:
         if notice:
             self._driver.post(events.SizePending(None, notice=notice))
 
+    async def resized_in_pod(self) -> bool:
+        """Change to the size that was asked for while a kernel's pod stays; return whether it can stay."""
+        session = self._driver.session
+        if session.pending is None or session.lease is None or not session.lease.terms.parks_in_pod:
+            return False
+        try:
+            resizing = self.resize(session.pending, self.pool.without_retries())
+            await asyncio.wait_for(resizing, session.times.attached_within)
+        except (NotAllowed, TimedOut, asyncio.TimeoutError):
+            return False  # another device may have room, and what the kernel used is gone with its pod
+        except GpuPoolError:
+            return True  # which is told when it is asked again
+        return True
+
     async def _resize_once_ended(self, size: SliceRequest) -> None:
         give_up_at = time.monotonic() + _RESIZED_WITHIN - 2 * _RESIZE_AGAIN
         # A kernel has its old size at once rather than another one once a pool is back.
@@ -484,7 +499,7 @@ class PoolWork:
         return f"A pod cannot change its size while it runs. Restart the kernel: {_THEN.format(wanted)}"
 
     async def grant(
-        self, size: str, on_slice: SliceEnvironment, *, can_restart: bool = True
+        self, size: str, on_slice: SliceEnvironment | LeasePod, *, can_restart: bool = True
     ) -> dict[str, Any]:
         """Change a running kernel's slice; return what the kernel does and says about it.
 
@@ -494,6 +509,7 @@ class PoolWork:
         """
         try:
             wanted = parse_request(size)
+            await self._check_unused(wanted)
             lease = await self.resize(wanted)
         except NotAllowed as error:
             if not await self._is_in_use():
@@ -508,6 +524,17 @@ class PoolWork:
         self._driver.let_follow(lease)
         until = "" if can_restart else " A restart brings back the size it was started with."
         return {"granted": True, "message": _has(lease) + until, "variables": on_slice.change(lease)}
+
+    async def _check_unused(self, wanted: SliceRequest) -> None:
+        """Raise ``NotAllowed`` where a kernel in a pod has used its device, which only its limit may follow.
+
+        The pool would grant it, for a restart in its pod; but this kernel keeps what it has read.
+        """
+        session = self._driver.session
+        only_limit = session.lease is not None and wanted.changes_only_limit_of(session.lease.request)
+        if session.in_pod and not only_limit and await self._is_in_use():
+            await self.check_size(wanted)
+            raise NotAllowed(_USED)
 
     async def _is_in_use(self) -> bool:
         """Whether it is the kernel itself that stands in the way."""

@@ -11,6 +11,7 @@ from jupyter_client.session import Session as MessageSession
 
 from gpu_pool_client import GpuPoolError, Lease, NotAllowed, PoolUnreachable, Process
 from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.environment import is_ipython
 from gpu_pool_provisioner.launchers.base import (
     HeldLease,
     KernelRun,
@@ -113,9 +114,20 @@ class KernelWork:
             visible = {name: environment[name] for name in _NAMING if name in environment}
             self.run.relay.run_silently(_VISIBLE.format(visible))
 
+    @property
+    def takes_changes_in_pod(self) -> bool:
+        """Whether a kernel in a pod that runs can be told of another size, which its pod can have."""
+        lease, run = self._driver.session.lease, self.run
+        stays = lease is not None and lease.terms.parks_in_pod
+        return stays and isinstance(run, PodRun) and run.is_supervised and is_ipython(self.plan.command)
+
     def show_in_pod(self, lease: Lease) -> None:
         """Let a kernel in a pod know its slice as it is now."""
-        if isinstance(self.run, PodRun):
+        if isinstance(self.run, PodRun) and self._pod is not None:
+            if (
+                lease.limit_mib and not self.run.follows
+            ):  # it has got its limit only now, and listens from now on
+                self.change(self._pod.change(lease))
             self.run.show(lease)
 
     def change(self, changed: Mapping[str, tuple[str | None, str | None]]) -> None:
@@ -210,8 +222,9 @@ class KernelWork:
         sides = self.messages, self.front
         if lease.terms.in_pod:
             pool, notice = self._pool, self._driver.session.notice
-            requests = PodRequests(pool.resize_at_restart, pool.memory_in_words, notice)
             shown = lease if lease.terms.parks_in_pod else None
+            resize = pool.resize_at_restart if shown is None else self._resize_in_pod
+            requests = PodRequests(resize, pool.memory_in_words, notice)
             return PodRun(self._pod_for(lease, held), held, *sides, requests, shown)
         try:
             if self.backend is None:
@@ -261,7 +274,7 @@ class KernelWork:
 
     async def _resize(self, size: str) -> events.Event:
         assert self.run is not None
-        on_slice = self._driver.on_slice
+        on_slice = self._pod if self._driver.session.in_pod else self._driver.on_slice
         assert on_slice is not None
         relay = self.run.relay
         try:
@@ -271,9 +284,24 @@ class KernelWork:
         except GpuPoolError as error:
             return events.Resized(SizeChange(False, False, "", error))
         if answer.get("variables"):
-            self.change(answer["variables"])
+            self._change_all(answer["variables"])
         at_restart = self._driver.session.pending is not None
         return events.Resized(SizeChange(bool(answer["granted"]), at_restart, answer["message"]))
+
+    def _change_all(self, changed: Mapping[str, tuple[str | None, str | None]]) -> None:
+        """Change variables of a Python kernel, and in a pod those of the kernels after it."""
+        self.change(changed)
+        lease = self._driver.session.lease
+        if isinstance(self.run, PodRun) and lease is not None:
+            self.run.show(lease)
+
+    async def _resize_in_pod(self, size: str) -> str:
+        """Change the size as a cell of a kernel in a pod asks for; return what its user reads."""
+        assert self._pod is not None
+        answer = await self._pool.grant(size, self._pod)
+        if answer.get("variables"):
+            self._change_all(answer["variables"])
+        return str(answer["message"])
 
     async def _end_kernel(self, work: effects.EndKernel) -> events.Event:
         if self.run is not None:

@@ -111,7 +111,7 @@ async def test_what_nobody_holds_is_lent_and_goes_to_whoever_is_granted_it(
     assert "now up to" in (await pool.get_lease(lease_id)).describe_limits()
     third = await held(pool, "3%")
     await until_allowed(pool, lease_id, 32768 - other.memory_mib - third.memory_mib)
-    assert GUARANTEE + 1 == (await part(pool, lease_id)).allowed_mib
+    assert (await part(pool, lease_id)).allowed_mib == GUARANTEE + 1
     for each in (other, third):
         assert (await part(pool, each.id)).allowed_mib == each.memory_mib
     await pool.release(other.id)

@@ -21,11 +21,18 @@ def follow() -> None:
     if any(name in os.environ for name in caps.VARIABLES.values()):
         caps.watch()
         caps.follow_torch()
+    listen_to_changes()
+
+
+def listen_to_changes() -> bool:
+    """Hear of changes from now on; return whether there is where to. May be repeated."""
     if any(thread.name == NAME for thread in threading.enumerate()):
-        return
+        return True
     folder = os.environ.get(slice_requests.VARIABLE)
-    if folder and Path(folder, PIPE).exists():
-        threading.Thread(target=listen, args=(Path(folder, PIPE),), name=NAME, daemon=True).start()
+    if not (folder and Path(folder, PIPE).exists()):
+        return False
+    threading.Thread(target=listen, args=(Path(folder, PIPE),), name=NAME, daemon=True).start()
+    return True
 
 
 def listen(pipe: Path) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from typing import Any, Iterator  # noqa: UP035 - Iterator is not generic elsewhere in Python 3.6
+from typing import Any, Iterator, Mapping  # noqa: UP035 - not generic elsewhere in Python 3.6
 
 #: What each may take of each device, as the launcher of the kernel says it: a share, ``0.01083``, and MiB.
 VARIABLES = {"torch": "GPU_POOL_TORCH_FRACTION", "tensorflow": "GPU_POOL_TENSORFLOW_MIB"}
@@ -43,7 +43,7 @@ def watching() -> "Finder | None":
     return next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)
 
 
-def too_late(changed: "dict[str, object]") -> "list[str]":
+def too_late(changed: "Mapping[str, object]") -> "list[str]":
     """Return the frameworks that no longer follow a change of these variables.
 
     Where more than the slice may be used, torch does: see ``burst``.

@@ -3,8 +3,8 @@
 To keep it says that this kernel uses its slice although nothing seems to run.
 
 Whoever launched the kernel named a private folder to it. A request for another size is written
-into the pipe there, and answered in a file beside it. A kernel in a pod has no
-such folder: there a request is a message, and the relay prints the answer.
+into the pipe there, and answered in a file beside it. In a pod there is nobody at that
+pipe: there a request is a message, the relay prints the answer, and what changes is heard as in ``burst``.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import Callable  # noqa: UP035 - not generic elsewhere in Python 3.6
+from typing import Callable, Mapping  # noqa: UP035 - not generic elsewhere in Python 3.6
 
 from . import caps, slice_info
 
@@ -79,6 +79,8 @@ USE_MESSAGE = "gpu_pool_use"
 #: The message by which it asks there how much memory it uses: only its node sees that.
 MEMORY_MESSAGE = "gpu_pool_memory"
 ANSWER = "answer"
+#: The variable that changes once a request from a pod has its answer, to the request's id.
+ANSWERED = "GPU_POOL_ANSWERED"
 #: Seconds to wait for an answer, and between two looks.
 TIMEOUT = 10.0
 PAUSE = 0.05
@@ -110,8 +112,9 @@ class SizeChanges:
             print(slice_info.MISSING)
             return
         request = uuid.uuid4().hex
-        if not send({"id": request, "size": size[:LONGEST]}):
-            if not (os.environ.get(POD) and publish({"size": size[:LONGEST]}, USE_MESSAGE)):
+        asked = {"id": request, "size": size[:LONGEST]}
+        if not send(asked):
+            if not (os.environ.get(POD) and self._use_in_pod(asked)):
                 print(ALONE, file=sys.stderr)
             return
         self._pending = request
@@ -121,6 +124,24 @@ class SizeChanges:
             self.catch_up()
         if self._pending:
             print(SILENT, file=sys.stderr)
+
+    def _use_in_pod(self, asked: "dict[str, str]") -> bool:
+        """Ask the relay for the size; return whether somebody is asked, once what comes of it is known here.
+
+        So no cell after this one runs with the variables of a slice that it has no more.
+        """
+        from . import burst
+
+        before = dict(os.environ)
+        hears = burst.listen_to_changes()
+        if not publish(dict(asked), USE_MESSAGE):
+            return False
+        give_up = time.monotonic() + TIMEOUT
+        while hears and os.environ.get(ANSWERED) != asked["id"] and time.monotonic() < give_up:
+            time.sleep(PAUSE)
+        self._limit_frameworks()
+        tell_stale({name: None for name in os.environ if os.environ[name] != before.get(name)})
+        return True
 
     def catch_up(self) -> None:
         """Take the answer to the last request, if there is one that has not been taken yet."""
@@ -137,10 +158,15 @@ class SizeChanges:
         apply(changed)
         self._limit_frameworks()
         print(answer["message"], file=sys.stdout if answer["granted"] else sys.stderr)
-        for framework in stale(changed):
-            print(STALE.format(framework), file=sys.stderr)
-        for framework in caps.too_late(changed):
-            print(caps.LATE.format(framework), file=sys.stderr)
+        tell_stale(changed)
+
+
+def tell_stale(changed: "Mapping[str, object]") -> None:
+    """Say which frameworks keep their old limits where these variables have changed."""
+    for framework in stale(changed):
+        print(STALE.format(framework), file=sys.stderr)
+    for framework in caps.too_late(changed):
+        print(caps.LATE.format(framework), file=sys.stderr)
 
 
 def ask_for_memory() -> None:
@@ -177,7 +203,7 @@ def apply(changed: "dict[str, list[str | None]]") -> None:
             os.environ[name] = now
 
 
-def stale(changed: "dict[str, list[str | None]]") -> "list[str]":
+def stale(changed: "Mapping[str, object]") -> "list[str]":
     """Return the frameworks that may have read their limits already."""
     imported = (name for name in LIMITS if name in sys.modules)
     return [name for name in imported if any(limit in changed for limit in LIMITS[name])]

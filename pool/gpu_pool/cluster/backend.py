@@ -296,8 +296,10 @@ class ClusterBackend(Backend):
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002
         """Return the lease described: it takes effect in the pod of its kernel, see :meth:`launch`."""
-        if self._claims is not None:
+        shared = self.view.shared
+        if self._claims is not None and shared is not None:
             self._claims.expect(lease)
+            self.kernels.annotate(lease.id, shared.parts(lease.slices).annotations)
         return self.describe(lease)
 
     async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:

@@ -199,6 +199,25 @@ class KernelPods:
             await self._writer.create(path, made)
             self._created.add(known)
 
+    def annotate(self, lease_id: str, annotations: Mapping[str, str]) -> None:
+        """Let the pods of a lease say what it has, where its size has changed and they stay."""
+        for pod in self._living(lease_id):
+            said = mapping(pod["metadata"].get("annotations"))
+            if any(said.get(name) != value for name, value in annotations.items()):
+                self._do(self._annotate(pod, annotations))
+
+    async def _annotate(self, pod: Manifest, annotations: Mapping[str, str]) -> None:
+        metadata = pod["metadata"]
+        path = f"{path_of(metadata['namespace'], 'pods')}/{metadata['name']}"
+        changes = {"metadata": {"uid": metadata["uid"], "annotations": dict(annotations)}}
+        try:
+            changed = await self._writer.change(path, changes)
+        except GpuPoolError as error:
+            self._log.warning("The pod %s says another size than it has: %s", metadata["name"], error)
+            return
+        if changed is not None:
+            self._view.pods.put(changed)
+
     # -- Ending ------------------------------------------------------------
 
     def end(self, lease_id: str) -> None:

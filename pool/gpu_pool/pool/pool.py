@@ -15,6 +15,7 @@ from gpu_pool.audit import AuditLog, acting, refusals, this_process
 from gpu_pool.audit.callers import Caller
 from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
 from gpu_pool.enforcement.tiers import with_own_caps
+from gpu_pool.policy import placement
 from gpu_pool.policy.revocation import effect_of
 from gpu_pool.pool.backend import Adapted, KernelHost
 from gpu_pool.pool.core import DRIVER_WITHIN, FRESH, SOON, PoolCore
@@ -314,17 +315,13 @@ class GpuPool(Pool):
             ahead = ahead and lease.state is LeaseState.HELD
             counted = (await self.backend.adapt(request)).counted
             store = await self._store_of(lease.holder)
+            in_pod = self._in_pod(lease_id)
+            # Where the pool divides devices, a pod can have another size on the same ones.
+            stays = in_pod and lease.terms.parks_in_pod
             # What may be used on top needs no other slice, so what its process keeps on the GPU can stay.
-            moves = not counted.changes_only_limit_of(lease.request) or self._in_pod(lease_id)
-            if (
-                moves
-                and not ahead
-                and (
-                    self._in_pod(lease_id)
-                    or (await self._activity(lease)).initialised is not False
-                    or self._keeps_state(lease)
-                )
-            ):
+            moves = not counted.changes_only_limit_of(lease.request) or (in_pod and not stays)
+            is_free = stays or not in_pod
+            if moves and not ahead and not (is_free and await self._can_resize(lease, counted)):
                 # Nobody ends a process for a size that they could not have then either.
                 await store.run(leases.check_size, lease_id, counted)
                 raise NotAllowed(
@@ -332,9 +329,26 @@ class GpuPool(Pool):
                     "and what it keeps on the GPU would be in the way.",
                     "End the process to give the slice back.",
                 )
-            lease = await store.run(leases.change_size, lease_id, counted, ahead=ahead)
+            lease = await store.run(
+                leases.change_size, lease_id, counted, ahead=ahead, stays=stays and not ahead
+            )
             self.core.follow_bursts(lease)
             return await self._bound(lease)
+
+    async def _can_resize(self, lease: Lease, counted: SliceRequest) -> bool:
+        """Whether nothing that its process keeps on its devices is in the way of another size.
+
+        In a pod that stays on them, what it is seen to use has to be within that size.
+        """
+        activity = await self._activity(lease)
+        if activity.initialised is False:
+            return not self._keeps_state(lease)
+        if not self._in_pod(lease.id) or activity.memory_mib is None:
+            return False
+        rules = self.core.settings.rules
+        return activity.memory_mib <= sum(
+            placement.cut(counted, part.device, rules).memory_mib for part in lease.slices
+        )
 
     def _in_pod(self, lease_id: str) -> bool:
         return self.backend.host is not None and self.backend.host.has_kernel(lease_id)

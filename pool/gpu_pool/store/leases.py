@@ -128,11 +128,12 @@ def change_size(
     request: SliceRequest,
     *,
     ahead: bool = False,
+    stays: bool = False,
 ) -> Lease:
-    """Change what a lease asks for; see ``Pool.resize``."""
+    """Change what a lease asks for; see ``Pool.resize``. One that ``stays`` keeps its devices."""
     with store.db.transaction(store.give_up_at):
         before, request = _checked_size(store, lease_id, request)
-        store.resizing.change(before, request, ahead=ahead)
+        store.resizing.change(before, request, ahead=ahead, stays=stays)
         row = store.leases.row(lease_id)
         parts = store.devices.read(row["slices"])
         store.db.audit_buffer.decided("resized", row, parts, {"before": before["request"]})

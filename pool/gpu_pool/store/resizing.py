@@ -36,8 +36,11 @@ class Resizing:
         self.sharing = sharing
         self._clock = clock
 
-    def change(self, row: Row, request: SliceRequest, *, ahead: bool = False) -> None:
-        """Change what the lease of this row asks for. Raises what ``Pool.resize`` does."""
+    def change(self, row: Row, request: SliceRequest, *, ahead: bool = False, stays: bool = False) -> None:
+        """Change what the lease of this row asks for. Raises what ``Pool.resize`` does.
+
+        One that ``stays`` has it on the devices of its process, or not at all.
+        """
         before = read_request(row["request"])
         is_held, held = row["state"] == LeaseState.HELD, _guaranteed(self._devices.read(row["slices"]))
         only_limit = is_held and request.changes_only_limit_of(before)
@@ -52,7 +55,7 @@ class Resizing:
         statuses = self._within(row)
         size, grows = self._checked(row, request, before, [status.device for status in statuses])
         if is_held:
-            self._change_now(row, request, statuses, ahead=ahead)
+            self._change_now(row, request, statuses, ahead=ahead, stays=stays)
         else:
             self._change_later(row, request, size, grows=grows)
 
@@ -107,13 +110,24 @@ class Resizing:
             quotas.check(limit, more, accounts, allowed)
 
     def _change_now(
-        self, row: Row, request: SliceRequest, statuses: Sequence[DeviceStatus], *, ahead: bool
+        self,
+        row: Row,
+        request: SliceRequest,
+        statuses: Sequence[DeviceStatus],
+        *,
+        ahead: bool,
+        stays: bool,
     ) -> None:
         held = self._devices.read(row["slices"])
         rooms = list(self._rooms(give_back(statuses, held), held, batch=bool(row["batch"])))
-        own = {part.device.uuid for part in held}
+        of_process = self._of_process(read_request(row["request"]), held) if stays else held
+        own = {part.device.uuid for part in of_process}
         at_home = [status for status in rooms if status.device.uuid in own]
-        parts = placement.place(request, at_home, self._rules) or placement.place(request, rooms, self._rules)
+        parts = placement.place(request, at_home, self._rules)
+        if stays:
+            parts, rooms = parts if parts is not None and len(parts) == len(own) else None, at_home
+        else:
+            parts = parts or placement.place(request, rooms, self._rules)
         if parts is None:
             raise self._refusal(row, request, rooms)
         if ahead:  # what its process has stays until that has ended, and nobody else can have the rest

@@ -44,6 +44,8 @@ _PREPARED_WITHIN, _PREPARED_AGAIN, _BEGUN_WITHIN = 5.0, 0.05, 20.0
 _PASSING: Final = ("GPU_POOL_ENFORCED", "GPU_POOL_HELD_SINCE")
 #: What it hears of while it runs: what it may use now, with its burst, and torch up to how much of a device.
 _BURST: Final = ("GPU_POOL_ALLOWED_MIB", "GPU_POOL_TORCH_FRACTION")
+#: Names the last request of the kernel for another size that has an answer; ``slice_requests`` reads it.
+ANSWERED: Final = "GPU_POOL_ANSWERED"
 _FINE_AGAIN: Final = "Its machine answers again."
 _SLOW: Final = "The kernel's pod did not start within {}. Its last report: {}"
 
@@ -201,12 +203,22 @@ class LeasePod:
 
     async def tell(self, lease: Lease) -> None:
         """Let its kernel know its slice as it is now. Raises ``SupervisorAway``."""
-        before, now = self._heard, self._told(lease)
-        changed = {name: (before.get(name), now.get(name)) for name in {**before, **now}}
-        changed = {name: values for name, values in changed.items() if values[0] != values[1]}
+        changed = self.change(lease)
         if changed:
             await (await self.supervisor()).change(changed)
-            self._heard = now
+            self._heard = self._told(lease)
+
+    async def answer(self, request: str, lease: Lease | None) -> None:
+        """Let its kernel know its slice, and that this request has its answer. Raises ``SupervisorAway``."""
+        if lease is not None:
+            await self.tell(lease)
+        await (await self.supervisor()).change({ANSWERED: (None, request)})
+
+    def change(self, lease: Lease) -> dict[str, tuple[str | None, str | None]]:
+        """Return the variables of which its kernel has not heard yet, each with its value before and now."""
+        before, now = self._heard, self._told(lease)
+        changed = {name: (before.get(name), now.get(name)) for name in {**before, **now}}
+        return {name: values for name, values in changed.items() if values[0] != values[1]}
 
     def _told(self, lease: Lease) -> Mapping[str, str]:
         """Return what a kernel hears of its slice that the pool divides."""

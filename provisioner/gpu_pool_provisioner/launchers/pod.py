@@ -71,10 +71,10 @@ class NotRestartedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PodRequests:
-    """What a pod's kernel asks for that only the pool can do or say. Its size cannot change while it runs."""
+    """What a pod's kernel asks for that only the pool can do or say."""
 
-    #: Keeps a request for another size until it restarts; returns what its user reads.
-    at_restart: Callable[[str], Awaitable[str]]
+    #: Changes its size, or keeps the request until it restarts; returns what its user reads.
+    resize: Callable[[str], Awaitable[str]]
     #: Says how much memory it uses.
     memory: Callable[[], Awaitable[str]]
     #: Why the last change of size came to nothing; empty if it did not.
@@ -99,6 +99,8 @@ class PodRun(KernelRun):
         super().__init__(lease, asyncio.get_running_loop().create_future())
         self._pod = pod
         self._shown = shown
+        #: Whether it listens to what it may use on top of its slice.
+        self.follows = shown is not None and bool(shown.limit_mib)
         #: Whether the pod was launched for a kernel before this one.
         self._is_next = pod.is_launched
         self._sides = session, front
@@ -204,9 +206,14 @@ class PodRun(KernelRun):
             with suppress(SupervisorAway):
                 supervisor = await self._pod.supervisor()
 
+    @property
+    def is_supervised(self) -> bool:
+        """Whether a supervisor answers in the pod."""
+        return self._pod.connected is not None
+
     def show(self, lease: Lease) -> None:
         """Let the kernel know its slice as it is now, once its supervisor answers."""
-        self._shown = lease
+        self._shown, self.follows = lease, bool(lease.limit_mib)
         if self._showing is None or self._showing.done():
             self._showing = asyncio.create_task(self._show())
 
@@ -224,9 +231,18 @@ class PodRun(KernelRun):
 
     def _resize(self, content: Mapping[str, Any]) -> None:
         """Ask the pool for another size."""
-        size = content.get("size")
+        size, request = content.get("size"), content.get("id")
         if isinstance(size, str):
-            self._answer(self._requests.at_restart(size), _NO_ANSWER, self.relay.tell)
+            asked = self._resized(size, request if isinstance(request, str) else "")
+            self._answer(asked, _NO_ANSWER, self.relay.tell)
+
+    async def _resized(self, size: str, request: str) -> str:
+        try:
+            return await self._requests.resize(size)
+        finally:
+            if request and self.is_supervised:  # it waits for that, so that no cell after it has the old size
+                with suppress(SupervisorAway):
+                    await self._pod.answer(request, self._shown)
 
     def _say_memory(self, _: Mapping[str, Any]) -> None:
         self._answer(self._requests.memory(), _NOT_TOLD, self.relay.show)

@@ -146,7 +146,7 @@ def _end(state: SliceView) -> dict[str, Any]:
 
 def _limits_alone(lease: Lease | None, sizes: list[str]) -> list[str]:
     """Return the sizes that differ from a lease's in the limit alone, which changes while a kernel runs."""
-    if lease is None or not lease.slices or lease.terms.in_pod:
+    if lease is None or not lease.slices or (lease.terms.in_pod and not lease.terms.parks_in_pod):
         return []
     return [each for each in sizes if parse_request(each).changes_only_limit_of(lease.request)]
 

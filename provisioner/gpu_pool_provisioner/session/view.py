@@ -118,7 +118,7 @@ def view(session: Session, seen: tuple[bool, float], shown: str, now: float, *, 
         idle = idling.idle_state(session.idling, *seen, session.activity or Activity(), now)
     if wait is not None:
         position = wait.position or (session.lease.position if session.lease is not None else None)
-    resizes = phase is SlicePhase.WAITING or (phase is SlicePhase.HELD and is_told and not session.in_pod)
+    resizes = phase is SlicePhase.WAITING or (phase is SlicePhase.HELD and is_told)
     return SliceView(
         phase,
         _message(session, phase, shown),
