@@ -63,6 +63,12 @@ class Students:
         page = await self.stack.enter_async_context(opened(server, env, "a.ipynb", env.install("all", "1")))
         return page, server
 
+    async def small(self, user: str, size: str) -> Page:
+        """Open a notebook of somebody's whose kernel asks for this size."""
+        server, env = await self.server(user)
+        kernel = env.install(f"of-{user}", size)
+        return await self.stack.enter_async_context(opened(server, env, "a.ipynb", kernel))
+
     async def leases(self, state: LeaseState) -> list[Lease]:
         return [each for each in (await self.pool.status()).leases if each.state is state]
 

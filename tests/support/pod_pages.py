@@ -66,6 +66,12 @@ class Page:
         """Interrupt or restart."""
         await self._server.ask("POST", f"api/kernels/{self._kernel}/{what}", {})
 
+    async def resize(self, size: str) -> dict[str, Any]:
+        """Ask for another size as JupyterLab's panel does; return what its user reads."""
+        path = f"gpu-pool/api/slices/{self._kernel}/resize"
+        found: dict[str, Any] = json.loads((await self._server.ask("POST", path, {"size": size})).body)
+        return found
+
     async def shut_down(self) -> None:
         await self._server.ask("DELETE", f"api/kernels/{self._kernel}")
 

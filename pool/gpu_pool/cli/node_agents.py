@@ -38,7 +38,8 @@ def checks_of_agents(gpu_nodes: Collection[str], pods: Sequence[Mapping[str, Any
         return
     if not pods:
         words = (
-            "there are none: what kernels in pods use of their GPUs is not known, and no watchdog watches it"
+            "there are none: what kernels in pods use of their GPUs is not known, no watchdog watches it, "
+            "and with the dialect shared no memory is lent on top of slices"
         )
         yield Check("node agents", "note", words, f"nodeAgent.enabled=true in the chart: {_GUIDE}")
         return

@@ -211,7 +211,9 @@ def limit_notes(each: SliceFigures) -> Iterator[str]:
     yield (
         f"{each.name}: {size} is certain: that is what is counted, here and by quotas. Up to {request.limit} "
         f"of the GPU's memory can be used while nobody else holds it. Compute above {size} is not set aside. "
-        "On Kubernetes only KAI's NvFractions has such a limit; elsewhere there the request is refused."
+        "On Kubernetes KAI's NvFractions has such a limit, and so has the dialect shared while agents of its "
+        "nodes report what is used: without them the limit changes nothing. Elsewhere there the request is "
+        "refused."
     )
     for fit in each.fits:
         if fit.no_limit and fit.each:

@@ -13,7 +13,7 @@ from support.control_plane import Cluster
 from support.fixtures import jupyter_env
 from support.jupyter_env import JupyterEnv, eventually
 from support.parked_pods import GPU, LONG, Students, students_of
-from support.pod_pages import Page, add_server, kernels, nothing_runs, opened
+from support.pod_pages import add_server, kernels, nothing_runs
 from support.service import ForkServer
 
 from .test_parked_pods import NODE, card
@@ -59,12 +59,6 @@ async def students(
         yield students
 
 
-async def notebook(students: Students, user: str, size: str) -> Page:
-    server, env = await students.server(user)
-    kernel = env.install(f"of-{user}", size)
-    return await students.stack.enter_async_context(opened(server, env, "a.ipynb", kernel))
-
-
 async def first_lease(students: Students) -> str:
     (lease,) = await students.leases(LeaseState.HELD)
     return lease.id
@@ -77,7 +71,7 @@ async def test_a_kernel_uses_what_nobody_holds_and_hears_in_the_middle_of_a_cell
 ) -> None:
     url, token = students.service.url, students.token
     async with students.reporting():
-        ada = await notebook(students, "ada", "2%..10%")
+        ada = await students.small("ada", "2%..10%")
         assert "may use 3276\n" in (await ada.run(HEARS.format("655")).done(within=LONG)).outputs[-1]
         await ada.run("kept = 'of ada'").done()
         (first,) = kernels(card, namespace)
@@ -88,7 +82,7 @@ async def test_a_kernel_uses_what_nobody_holds_and_hears_in_the_middle_of_a_cell
         assert "655 MiB granted, now up to 3.2 GiB" in shown
         cell = ada.run(HEARS.format("3276") + "\ntime.sleep(600)")
         await cell.shows("begun")
-        bob = await notebook(students, "bob", "98%")
+        bob = await students.small("bob", "98%")
         assert (await bob.run("print('of bob')").done(within=LONG)).outputs[-1] == "of bob\n"
         told = " ".join("".join((await cell.done(within=LONG)).outputs).split())
     assert "may use 656" in told
@@ -124,7 +118,7 @@ async def test_a_kernel_that_keeps_what_is_taken_back_ends_and_nobody_else_does(
     namespace: str,
 ) -> None:
     async with students.reporting():
-        ada = await notebook(students, "ada", "2%..10%")
+        ada = await students.small("ada", "2%..10%")
         await ada.run(HEARS.format("655")).done(within=LONG)
         lease_id = await first_lease(students)
         (pod,) = kernels(card, namespace)
@@ -132,7 +126,7 @@ async def test_a_kernel_that_keeps_what_is_taken_back_ends_and_nobody_else_does(
     async with reporting(students.service.url, students.token, GPU, [use]):
         cell = ada.run(HEARS.format("3276") + STUBBORN)
         await cell.shows("begun")
-        bob = await notebook(students, "bob", "98%")
+        bob = await students.small("bob", "98%")
         assert (await bob.run("print('of bob')").done(within=LONG)).outputs[-1] == "of bob\n"
         told = " ".join("".join((await cell.done(within=LONG)).outputs).split())
         assert "no" in told
