@@ -48,6 +48,13 @@ def take_changes(changed: "dict[str, list[str | None]]") -> None:
     follow_burst()
 
 
+def listen_to_changes() -> bool:
+    """Hear in a pod of what changes in the variables of the slice; return whether there is where to."""
+    from . import burst
+
+    return burst.listen_to_changes()
+
+
 def follow_burst() -> None:
     """Hear of memory on top of the slice, where it has a limit above what is granted."""
     if BURST_VARIABLE in os.environ:
@@ -61,7 +68,7 @@ def size_changes() -> "slice_requests.SizeChanges":
     """Return what this kernel has asked for by ``%gpu use``."""
     from . import slice_requests
 
-    return slice_requests.SizeChanges(follow_environment)
+    return slice_requests.SizeChanges(follow_environment, listen_to_changes)
 
 
 def tell(shell: object, notice: str) -> None:

@@ -99,10 +99,15 @@ LIMITS = {
 
 
 class SizeChanges:
-    """What one kernel has asked for. ``limit_frameworks`` has them follow the environment from then on."""
+    """What one kernel has asked for.
 
-    def __init__(self, limit_frameworks: "Callable[[], None]") -> None:
+    ``limit_frameworks`` has them follow the environment from then on; ``listen`` hears of changes in a pod,
+    and returns whether there is where to.
+    """
+
+    def __init__(self, limit_frameworks: "Callable[[], None]", listen: "Callable[[], bool]") -> None:
         self._limit_frameworks = limit_frameworks
+        self._listen = listen
         #: The id of the last request, until its answer has been taken.
         self._pending = ""
 
@@ -130,10 +135,8 @@ class SizeChanges:
 
         So no cell after this one runs with the variables of a slice that it has no more.
         """
-        from . import burst
-
         before = dict(os.environ)
-        hears = burst.listen_to_changes()
+        hears = self._listen()
         if not publish(dict(asked), USE_MESSAGE):
             return False
         give_up = time.monotonic() + TIMEOUT
