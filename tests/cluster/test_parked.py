@@ -301,14 +301,8 @@ async def test_an_administrator_takes_a_slice_from_a_kernel_which_lives_on(
     assert fake.get("pods", f"gpu-pool-{lease_id}-1")
 
 
-async def test_a_pod_keeps_its_size_though_its_kernel_has_used_nothing(
-    pool: GpuPool, fake: FakeKubernetes
-) -> None:
-    lease_id = await started(pool, fake)
-    await says(pool, fake)
-    with pytest.raises(NotAllowed, match="cannot change its size"):
-        await pool.resize(lease_id, parse_request("10%"))
-    await pool.park(lease_id)
+async def test_a_pod_keeps_its_size_while_its_kernel_is_parked(pool: GpuPool, fake: FakeKubernetes) -> None:
+    lease_id = await parked(pool, fake)
     with pytest.raises(NotAllowed, match="cannot change its size"):
         await pool.resize(lease_id, parse_request("10%"))
 

@@ -316,8 +316,8 @@ class GpuPool(Pool):
             counted = (await self.backend.adapt(request)).counted
             store = await self._store_of(lease.holder)
             in_pod = self._in_pod(lease_id)
-            # Where the pool divides devices, a pod can have another size on the same ones.
-            stays = in_pod and lease.terms.parks_in_pod
+            # Where the pool divides devices, a pod that has a slice can have another size on the same ones.
+            stays = in_pod and lease.terms.parks_in_pod and lease.state is LeaseState.HELD
             # What may be used on top needs no other slice, so what its process keeps on the GPU can stay.
             moves = not counted.changes_only_limit_of(lease.request) or (in_pod and not stays)
             is_free = stays or not in_pod
