@@ -56,7 +56,7 @@ async def test_it_hears_what_it_may_use_in_its_container_which_stays_also_with_a
             (device,) = (await students.pool.status()).devices
             ids = [each.id for each in await students.leases(LeaseState.HELD)]
             seen = [(await students.pool.activity(each)).initialised for each in ids]
-            return device.held_milli == 20 and seen == [False]
+            return device.free_milli == 980 and seen == [False]
 
         await eventually(is_unused, within=LONG)
         asked = await ada.run(USE.format("20%")).done(within=LONG)
