@@ -222,6 +222,12 @@ def _check_claims(snapshot: ClusterSnapshot, choice: DialectChoice) -> Iterator[
 def _check_shared(snapshot: ClusterSnapshot) -> Iterator[Check]:
     """Say whether the pool could claim whole GPUs and divide them itself, where there are claims at all."""
     shared = Shared(snapshot.cluster)
+    for node in shared.unfit:
+        words = f"the node {node.name} is set aside for a pool, which cannot have its GPU: it {node.why_not}"
+        yield Check("shared", "note", safe(words, _MOST_WORDS), "see docs/kubernetes/shared")
+    if shared.replicated:
+        words = f"{len(shared.replicated)} nodes are a pool's, with replicas of their only GPU"
+        yield Check("shared", "ok", words)
     if not snapshot.cluster.device_classes:
         if (0, 0) < snapshot.version < _CLAIMS:
             words = f"Kubernetes {'.'.join(map(str, snapshot.version))} does not serve {API}"
@@ -231,7 +237,9 @@ def _check_shared(snapshot: ClusterSnapshot) -> Iterator[Check]:
     if missing:
         yield Check("shared", "note", f"the pool cannot claim whole GPUs. {missing}")
         return
-    gpus = shared.gpus()
+    gpus = [gpu for gpu in shared.gpus() if not shared.is_replicated(gpu.device.uuid)]
+    if not gpus:
+        return
     taken = sum(gpu.drained for gpu in gpus)
     words = f"the pool could claim {len(gpus)} GPUs whole and divide them itself"
     remedy = f"c.KubernetesSettings.dialect = {Shared.table.name!r}: see docs/kubernetes/shared"

@@ -173,6 +173,12 @@ class ClusterBackend(Backend):
             await self._check_kueue()
         if self._claims is not None:
             await self._claims.start()
+            for node in self.view.shared.unfit if self.view.shared is not None else ():
+                self.log.warning(
+                    "The node %s is set aside for the pool, and its GPU cannot be had: it %s",
+                    ascii(node.name),
+                    node.why_not,
+                )
         self.log.info("The cluster shares its GPUs by %s", self.view.choice)
         for name, course in sorted(self._courses().usable.items()):
             if course.kubernetes.prepared_pods and self._claims is None:

@@ -111,16 +111,21 @@ class DeviceClaims:
 
     def expect(self, lease: Lease) -> None:
         """Begin to claim the devices of a lease that is held: nobody waits for that yet."""
-        for uuid in sorted({part.device.uuid for part in lease.slices}):
+        for uuid in self._claimed(lease):
             if uuid not in self._busy and self._claim_of(uuid) is None:
                 self._do(uuid, self._make_claim(uuid))
+
+    def _claimed(self, lease: Lease) -> list[str]:
+        """Return the devices of a lease that are had by claims."""
+        shared, uuids = self._view.shared, {part.device.uuid for part in lease.slices}
+        return sorted(uuid for uuid in uuids if shared is None or not shared.is_replicated(uuid))
 
     async def ready(self, lease: Lease) -> None:
         """Return once the claims of a lease's devices are there, which its pod is to name.
 
         Raises ``NotAllowed`` and ``PoolUnreachable``, in words.
         """
-        for uuid in sorted({part.device.uuid for part in lease.slices}):
+        for uuid in self._claimed(lease):
             busy = self._busy.get(uuid)
             if busy is not None:
                 await asyncio.wait([busy])
@@ -137,7 +142,13 @@ class DeviceClaims:
         """Return the ids of those leases that hold nothing, and have pods on one of these devices."""
         named, pool = self._named_by_kernels(), self._shape.pool
         with_pods = set[str]().union(*(named.get(claim_name(pool, uuid), ()) for uuid in uuids))
-        return [lease.id for lease in leases if not lease.slices and lease.id in with_pods]
+        without_slices = [lease.id for lease in leases if not lease.slices]
+        drained = set(uuids)
+        return [
+            each
+            for each in without_slices
+            if each in with_pods or not drained.isdisjoint(self._view.devices_of([each]))
+        ]
 
     # -- For all of them -----------------------------------------------------------
 
@@ -156,7 +167,7 @@ class DeviceClaims:
         named = self._named_by_kernels()
         now = time.monotonic()
         for uuid in sorted({*users, *claims, *holders, *self._memory}):
-            if uuid in self._busy:
+            if uuid in self._busy or shared.is_replicated(uuid):
                 continue
             with_pods = named.get(claim_name(self._shape.pool, uuid), set())
             # What is parked holds nothing of the device, and its pod cannot go on without it.

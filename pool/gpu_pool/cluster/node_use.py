@@ -249,13 +249,20 @@ class NodeUseReports:
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """See ``Backend.memory_in_use``."""
-        found = {lease_id: self._seen(lease_id) for lease_id in self._view.own.leases()}
-        known = {lease_id: _by_device(uses) for lease_id, uses in found.items() if uses is not None}
-        return {
+        seen = {lease_id: self._seen(lease_id) for lease_id in self._view.own.leases()}
+        known = {lease_id: _by_device(uses) for lease_id, uses in seen.items() if uses is not None}
+        found = {
             lease_id: {device: mib or 0 for device, mib in amounts.items()}
             for lease_id, amounts in known.items()
             if None not in amounts.values()
         }
+        return {lease_id: self._by_our_names(lease_id, amounts) for lease_id, amounts in found.items()}
+
+    def _by_our_names(self, lease_id: str, amounts: Mapping[str, int]) -> Mapping[str, int]:
+        """Return amounts by the uuids that the pool knows, which is not a GPU's own where it has replicas."""
+        pod, shared = self._pod(lease_id), self._view.shared
+        uuid = "" if pod is None or shared is None else shared.replicated_on(_node_of(pod))
+        return {uuid: sum(amounts.values())} if uuid else amounts
 
     def _seen(self, lease_id: str) -> tuple[PodDeviceUse, ...] | None:
         """Return what a lease's newest pod was last seen to use; None where that is not known."""

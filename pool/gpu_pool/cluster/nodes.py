@@ -102,7 +102,7 @@ def _say(taint: Manifest) -> str:
 
 def closures(dialect: Dialect, tolerations: Iterable[Manifest]) -> dict[str, NodeClosure]:
     """Return why each of the nodes with GPUs that take no kernels does not, by name."""
-    borne = tuple(tolerations)
+    borne = (*tolerations, *dialect.tolerated)
     names = sorted({gpu.node for gpu in dialect.gpus()})
     found = {name: closure_of(dialect.cluster.node(name), borne) for name in names}
     return {name: closure for name, closure in found.items() if closure is not None}

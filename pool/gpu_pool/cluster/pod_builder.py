@@ -255,13 +255,16 @@ class PodBuilder:
     def prepared(self, notebook: Notebook, course: str, part: Slice) -> PreparedPodRequest | None:
         """Return the pod that could be prepared for a notebook server and a course, for this slice.
 
-        None where it cannot be: the dialect gives the device with the pod, or there is no supervisor.
+        None where it cannot be: the dialect, or the device plugin, gives the device with the pod, or there is
+        no supervisor.
         Raises ``NotAllowed`` where no kernel could have the home.
         """
         dialect, said = self._view.choice.dialect, self._volume_claims.course(course)
         if not isinstance(dialect, Shared) or self._supervisor is None or said is None:
             return None
         parts, device = dialect.parts((part,)), part.device
+        if dialect.is_replicated(device.uuid):
+            return None  # it would have a replica that a kernel needs
         # Some frameworks read theirs when they are imported.
         caps = pod_caps((part,), {}) if said.preload else {}
         return PreparedPodRequest(

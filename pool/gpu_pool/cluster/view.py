@@ -226,7 +226,7 @@ class ClusterView:
         closed = {gpu.device.uuid: gpu.drained or not self._takes_pods(gpu.node) for gpu in gpus}
         dialect = self.choice.dialect
         used = {} if dialect is None else self._used(dialect, live)
-        for uuid in self._devices_of(parked):
+        for uuid in self.devices_of(parked):
             milli, memory_mib, contexts = used.get(uuid, (0, 0, 0))
             used[uuid] = milli, memory_mib, contexts + 1
         return {
@@ -388,7 +388,7 @@ class ClusterView:
             if status.leases
         }
 
-    def _devices_of(self, leases: Collection[str]) -> Iterator[str]:
+    def devices_of(self, leases: Collection[str]) -> Iterator[str]:
         """Yield the uuid of each GPU that a pod of these leases says to be on."""
         dialect = self.choice.dialect
         for pod in (Pod.read(each) for lease_id in leases for each in self.own.of(lease_id)):

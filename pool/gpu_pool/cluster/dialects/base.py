@@ -338,6 +338,11 @@ class Dialect(ABC):
         """Where it comes among those that this cluster shows: the lowest is taken."""
         return self.table.rank
 
+    @property
+    def tolerated(self) -> tuple[Manifest, ...]:
+        """What its pods tolerate besides what a node's own taints of GPUs ask for."""
+        return ()
+
     @abstractmethod
     def evidence(self) -> str:
         """Say in words by what this system is seen in the cluster; empty if it is not."""

@@ -5,8 +5,10 @@ names: pods of one namespace may share a claim, up to 256 of them (``status.rese
 ``resource.k8s.io/v1``). So the scheduler assigns devices, and nothing but the pool knows of slices: any
 size, to the thousandth and to the MiB, and no configuration beforehand.
 
-A device that any other claim has is not the pool's. What a kernel's pod has of its devices is written on it,
-since its claim says only which these are. How the claims come and go: ``gpu_pool.cluster.device_claims``.
+Where the GPU of a node is the pool's by replicas of the device plugin, its pods ask for one of these instead:
+``replicas``. A device that any other claim has is not the pool's. What a kernel's pod has of its devices is
+written on it, since its claim says only which these are. How the claims come and go:
+``gpu_pool.cluster.device_claims``.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from gpu_pool.cluster.dialects.base import (
     Translation,
 )
 from gpu_pool.cluster.dialects.objects import POOL_LABEL, PREFIX, Manifest, Node, Pod, label_value, mapping
+from gpu_pool.cluster.dialects.replicas import ReplicaNode, replica_nodes, toleration
 from gpu_pool.cluster.dialects.resource_slices import (
     DRIVER,
     GPU_CLASS,
@@ -112,12 +115,19 @@ class Shared(Dialect):
         """Look for the device class of NVIDIA's DRA driver, and for devices that a claim can have alone."""
         if self.missing():
             return ""
-        return (
+        words = (
             f"there is the device class {GPU_CLASS}, and claims can have {len(self._devices)} devices whole"
         )
+        replicas = f"{len(self._replicas)} nodes are the pool's, with replicas of their only GPU"
+        found = (words if self._devices else "", replicas if self._replicas else "")
+        return "; ".join(filter(None, found))
 
     def missing(self) -> str:
         """Say what the cluster lacks for it, in a sentence; empty if it lacks nothing."""
+        if self._replicas:
+            return ""
+        if self.unfit and not self._devices:
+            return f"The node {self.unfit[0].name} is set aside for the pool, but {self.unfit[0].why_not}."
         if not self.cluster.device_classes & {GPU_CLASS, MIG_CLASS}:
             return (
                 f"The cluster has no device class {GPU_CLASS}: either its Kubernetes does not serve {API} "
@@ -134,7 +144,32 @@ class Shared(Dialect):
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the devices that the pool may claim. Those that others have are closed."""
-        return tuple(self._shown(each) for each in self._devices)
+        by_replicas = (node.gpu for node in self._replicas.values() if node.gpu is not None)
+        return (*(self._shown(each) for each in self._devices), *by_replicas)
+
+    @property
+    def tolerated(self) -> tuple[Manifest, ...]:
+        """See ``Dialect.tolerated``: the taint of nodes that are the pool's."""
+        return (toleration(self.options.namespace),)
+
+    @property
+    def unfit(self) -> tuple[ReplicaNode, ...]:
+        """The nodes that are set aside for the pool, and whose GPU it cannot have."""
+        return tuple(each for each in self._set_aside if each.why_not)
+
+    @property
+    def replicated(self) -> tuple[ReplicaNode, ...]:
+        """The nodes whose only GPU is the pool's by replicas."""
+        return tuple(self._replicas.values())
+
+    def is_replicated(self, uuid: str) -> bool:
+        """Whether a device is the pool's by replicas, and not by a claim."""
+        return uuid in self._by_replica
+
+    def replicated_on(self, node: str) -> str:
+        """Return the uuid of a node's only device, where it is the pool's by replicas; else nothing."""
+        found = self._replicas.get(node)
+        return "" if found is None or found.gpu is None else found.gpu.device.uuid
 
     def translate(self, request: SliceRequest) -> Translation:
         """Say what a slice is worth. What a pod names of it depends on the devices: see :meth:`parts`."""
@@ -152,23 +187,32 @@ class Shared(Dialect):
         return Translation(self.table.name, self._base(size), truth)
 
     def parts(self, slices: Sequence[Slice]) -> PodParts:
-        """Return what the pod of a lease with these slices needs: the claims of its devices."""
+        """Return what the pod of a lease with these slices needs: the claims of its devices, or a replica."""
         claims = tuple(
             {"name": f"gpu-{number}", "resourceClaimName": claim_name(self.options.pool, part.device.uuid)}
             for number, part in enumerate(slices)
+            if not self.is_replicated(part.device.uuid)
         )
+        nodes = [
+            self._by_replica[part.device.uuid] for part in slices if self.is_replicated(part.device.uuid)
+        ]
         written = " ".join(f"{part.device.uuid}={part.milli}/{part.memory_mib}" for part in slices)
         gpus = tuple(Gpu(part.device.node, part.device) for part in slices)
         base = self._base(Cut(gpus, None, None, 0))
-        return replace(base, claims=claims, annotations={SLICES: written})
+        if nodes:
+            base = replace(base, tolerations=(*base.tolerations, *self.tolerated))
+        limits = {node.resource: "1" for node in nodes}
+        return replace(base, claims=claims, limits=limits, annotations={SLICES: written})
 
     def holds(self, pod: Pod) -> tuple[PodHolding, ...]:
-        """Return what a kernel of the pool says that it has; others have whole devices, by their claims."""
+        """Return what a kernel of the pool says that it has; others have whole devices."""
         if pod.namespace == self.options.namespace and pod.labels.get(POOL_LABEL) == label_value(
             self.options.pool
         ):
             return tuple(_written(pod.annotation(SLICES)))
-        return self._held_by_others.get((pod.namespace, pod.name), ())
+        node = self._replicas.get(pod.node)
+        by_replica = () if node is None else node.hold_of(pod)
+        return (*by_replica, *self._held_by_others.get((pod.namespace, pod.name), ()))
 
     def claim(self, uuid: str) -> dict[str, Any] | None:
         """Return the claim of a device, to be created; None where it is not listed."""
@@ -201,8 +245,8 @@ class Shared(Dialect):
         }
 
     def is_listed(self, uuid: str) -> bool:
-        """Whether a device is one that the pool may claim."""
-        return any(each.gpu.device.uuid == uuid for each in self._devices)
+        """Whether a device is one that the pool may have."""
+        return self.is_replicated(uuid) or any(each.gpu.device.uuid == uuid for each in self._devices)
 
     def taken(self, uuid: str) -> bool:
         """Whether another claim than the pool's has a device."""
@@ -224,6 +268,19 @@ class Shared(Dialect):
             each for each in self._claimable if _selects(self.options.shared_nodes, self._node(each))
         )
         return chosen[: self.options.shared_most]
+
+    @cached_property
+    def _set_aside(self) -> tuple[ReplicaNode, ...]:
+        return tuple(replica_nodes(self.cluster, self.options, MOST_PODS))
+
+    @cached_property
+    def _replicas(self) -> dict[str, ReplicaNode]:
+        """The nodes whose GPU is the pool's by replicas, by name."""
+        return {each.name: each for each in self._set_aside if each.gpu is not None}
+
+    @cached_property
+    def _by_replica(self) -> dict[str, ReplicaNode]:
+        return {each.gpu.device.uuid: each for each in self._replicas.values() if each.gpu is not None}
 
     def _node(self, device: ListedDevice) -> Node:
         return self.cluster.node(device.gpu.node)

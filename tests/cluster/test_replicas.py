@@ -1,0 +1,118 @@
+"""A pool that divides the only GPU of a node by replicas of the device plugin, in a cluster without DRA."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpu_pool.pool.pool import GpuPool
+from gpu_pool_client import EndReason, LeaseState, PodDeviceUse, PodPhase
+from support.clusters import plain
+from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
+from support.kernel_pods import claim, cluster_pool, command, held, notebook, until_pod
+from support.pools import eventually
+
+HUB = "hub"
+#: As its driver names the node's GPU, which the device plugin does not show.
+GPU = "GPU-9f1c"
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeKubernetes]:
+    async with fake_kubernetes() as fake:
+        for name, gpus in (("n1", 1), ("n2", 2)):
+            made = plain(name, gpus=gpus, replicas=10)
+            made["spec"]["taints"] = [
+                {"key": "jupyter-gpu-pool/shared", "value": HUB, "effect": "NoSchedule"}
+            ]
+            fake.put("nodes", made)
+        fake.put("pods", notebook("ada", HUB, node="n1"))
+        fake.put("persistentvolumeclaims", claim("ada", HUB))
+        yield fake
+
+
+@pytest.fixture
+async def pool(
+    fake: FakeKubernetes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[GpuPool]:
+    caplog.set_level(logging.WARNING)
+    config = fake.kubeconfig(tmp_path / "kubeconfig")
+    settings = {"dialect": "shared", "node_agent": "agents/agent"}
+    async with cluster_pool(tmp_path / "store.db", config, HUB, **settings) as pool:
+        yield pool
+
+
+async def started(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
+    lease = await held(pool, text)
+    await pool.launch(lease.id, command())
+    fake.run(f"gpu-pool-{lease.id}-1")
+    await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
+    return lease.id
+
+
+async def says(pool: GpuPool, fake: FakeKubernetes, **used: int) -> None:
+    uids = {lease: fake.get("pods", f"gpu-pool-{lease}-1")["metadata"]["uid"] for lease in used}
+    uses = [PodDeviceUse(uids[lease], "", GPU, mib) for lease, mib in used.items()]
+    assert pool.backend.agents is not None
+    await pool.backend.agents.report("n1", [GPU], uses, complete=True)
+
+
+async def test_a_node_that_cannot_be_divided_is_left_out_and_the_log_says_why(
+    pool: GpuPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [(each.device.node, each.device.contexts) for each in (await pool.status()).devices] == [
+        ("n1", 10)
+    ]
+    assert "The node 'n2' is set aside for the pool, and its GPU cannot be had: it has 2 GPUs" in "".join(
+        record.getMessage() for record in caplog.get_records("setup")
+    )
+
+
+async def test_memory_is_lent_there_by_what_the_agent_says_of_the_gpu_by_its_own_name(
+    pool: GpuPool, fake: FakeKubernetes
+) -> None:
+    lease_id = await started(pool, fake, "2%..10%")
+    await says(pool, fake, **{lease_id: 3000})
+    used = pool.backend.memory_in_use()
+    (device,) = (await pool.status()).devices
+    assert used == {lease_id: {device.device.uuid: 3000}}
+
+    async def is_lent() -> bool:
+        return (await pool.get_lease(lease_id)).allowed_mib == 3276
+
+    await eventually(is_lent)
+    # What is in use stays before what is not.
+    await held(pool, "90%..1", user="bob")
+
+    async def is_as_used() -> bool:
+        return (await pool.get_lease(lease_id)).allowed_mib == 3000
+
+    await eventually(is_as_used)
+
+
+async def test_a_kernel_parks_and_comes_back_and_ends_where_its_gpu_is_drained(
+    pool: GpuPool, fake: FakeKubernetes
+) -> None:
+    lease_id = await started(pool, fake)
+    await says(pool, fake)
+    assert (await pool.park(lease_id)).state is LeaseState.PARKED
+    (device,) = (await pool.status()).devices
+
+    async def keeps_replica() -> bool:
+        return (await pool.status()).devices[0].free_contexts == 9
+
+    await eventually(keeps_replica)
+    await pool.resume(lease_id)
+    assert (await pool.wait(lease_id, 60)).state is LeaseState.HELD
+    await says(pool, fake)
+    await pool.park(lease_id)
+    await pool.drain(device.device.uuid)
+
+    async def is_over() -> bool:
+        return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
+
+    await eventually(is_over)
+    assert (await pool.get_lease(lease_id)).end_reason is EndReason.TAKEN
