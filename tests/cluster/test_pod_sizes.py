@@ -58,11 +58,12 @@ async def test_it_stays_on_its_device_though_there_is_room_on_another_one(
     lease = await pool.get_lease(lease_id)
     assert [(part.device.uuid, part.milli) for part in lease.slices] == [(GPU, 20)]
     # What is taken ahead, for a restart, may be on another one; its kernel does not get that in its pod.
-    await pool.resize(lease_id, parse_request("50%"), ahead=True)
+    taken = await pool.resize(lease_id, parse_request("50%"), ahead=True)
+    assert [part.device.uuid for part in taken.slices] == [GPU, "GPU-gpu-1"]
     with pytest.raises(TimedOut):
         await pool.resize(lease_id, parse_request("50%"))
-    await pool.resize(lease_id, parse_request("2%"), ahead=True)
-    assert (await pool.resize(lease_id, parse_request("5%"))).slices[0].device.uuid == GPU
+    lease = await pool.resize(lease_id, parse_request("5%"))
+    assert [(part.device.uuid, part.milli) for part in lease.slices] == [(GPU, 50)]
 
 
 async def test_its_limit_alone_changes_whatever_it_uses(pool: GpuPool, fake: FakeKubernetes) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, LeaseState, PodDeviceUse, PodPhase
 from support.clusters import plain
@@ -91,6 +92,25 @@ async def test_memory_is_lent_there_by_what_the_agent_says_of_the_gpu_by_its_own
         return (await pool.get_lease(lease_id)).allowed_mib == 3000
 
     await eventually(is_as_used)
+
+
+async def test_it_goes_on_without_a_claim_however_soon_one_would_be_missed(
+    fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    config, times = fake.kubeconfig(tmp_path / "config"), ClusterTimes(assigned_within=0.0, unlisted_for=0.0)
+    async with cluster_pool(tmp_path / "own.db", config, HUB, dialect="shared", times=times) as pool:
+        lease_id = await started(pool, fake)
+        for _ in range(3):
+            await pool.core.reconciler.once()
+        assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
+        # Its node is taken from the pool.
+        fake.put("nodes", plain("n1", replicas=10))
+
+        async def is_over() -> bool:
+            return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
+
+        await eventually(is_over)
+        assert (await pool.get_lease(lease_id)).end_reason is EndReason.DEVICE_LOST
 
 
 async def test_a_kernel_parks_and_comes_back_and_ends_where_its_gpu_is_drained(
