@@ -124,9 +124,8 @@ class KernelWork:
     def show_in_pod(self, lease: Lease) -> None:
         """Let a kernel in a pod know its slice as it is now."""
         if isinstance(self.run, PodRun) and self._pod is not None:
-            if (
-                lease.limit_mib and not self.run.follows
-            ):  # it has got its limit only now, and listens from now on
+            # One that has got its limit only now listens from the end of its cell on.
+            if lease.limit_mib and not self.run.follows:
                 self.change(self._pod.change(lease))
             self.run.show(lease)
 
