@@ -514,6 +514,26 @@ class EndedLease:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedStatus:
+    """The pods of one course in which a kernel can begin, on a cluster."""
+
+    course: str
+    #: How many there may be at a time.
+    most: int
+    #: How many wait for a kernel, by node; and how many are on their way.
+    ready: Mapping[str, int]
+    starting: int = 0
+    #: Why there are no more, in a sentence; empty where there is one for each server that could use it.
+    why: str = ""
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"{node}: {count}" for node, count in self.ready.items())
+        places = f" ({nodes})" if nodes else ""
+        on_the_way = f", {self.starting} starting" if self.starting else ""
+        return f"{sum(self.ready.values())} of at most {self.most} ready{places}{on_the_way}"
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """One consistent snapshot of a pool."""
 
@@ -528,6 +548,8 @@ class PoolStatus:
     note: str = ""
     #: Bytes that the files of its store take; None where that is not told, as to those who only use it.
     store_bytes: int | None = field(default=None, compare=False)
+    #: What there is of prepared pods, by the name of the course, for each that has any.
+    prepared: tuple[PreparedStatus, ...] = ()
 
     @property
     def simulated(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster.prepared_pods import PreparedFacts, PreparedPod, Server, ends, makes
+from gpu_pool.cluster.prepared_pods import PreparedFacts, PreparedPod, Server, ends, makes, statuses
 from gpu_pool.courses import CourseFile, Courses, parse_course
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Holder, KernelCommand, Lease, LeaseState, PodPhase, parse_request
@@ -76,7 +76,8 @@ def test_of_two_of_one_server_the_newer_one_ends() -> None:
     ("server", "more", "is_made"),
     [
         (ADA, {}, True),
-        (replace(ADA, may_have=False), {}, False),
+        (replace(ADA, has_kernel=True), {}, False),
+        (replace(ADA, in_vain="It could not be made."), {}, False),
         (replace(ADA, device="", node=""), {}, False),
         (replace(ADA, most=0), {}, False),
         (ADA, {"per_node": 0}, False),
@@ -97,6 +98,36 @@ def test_no_more_are_made_than_a_course_and_a_node_may_have() -> None:
     assert [each.uid for each in makes(facts(have, servers=servers))] == ["u1", "u2", "u3", "u4", "u5"]
     other = replace(have, node="n2")
     assert len(makes(facts(other, servers=servers, per_node=5))) == 5
+
+
+@pytest.mark.parametrize(
+    ("servers", "more", "why"),
+    [
+        ([], {}, "No notebook server of the course runs."),
+        ([ADA], {}, ""),
+        ([replace(ADA, has_kernel=True)], {"per_node": 0}, ""),
+        ([replace(ADA, in_vain="It could not be made: quota.")], {}, "It could not be made: quota."),
+        ([replace(ADA, device="", node="")], {}, "No slice is held of the GPU"),
+        ([ADA], {"leases": {"GPU-0": 249}}, "as many kernels as can use its claim"),
+        ([ADA], {"crowded": {"n1"}}, "A kernel finds no room on the machine n1."),
+        ([replace(ADA, most=0)], {}, "as many as its file allows"),
+        ([ADA], {"per_node": 0}, "prepared_per_node = 0"),
+    ],
+)
+def test_it_is_said_why_there_are_no_more(servers: list[Server], more: dict[str, Any], why: str) -> None:
+    (found,) = statuses(facts(servers=servers, **more), {"ml": 5})
+    assert why in found.why
+    assert bool(found.why) == bool(why)
+    assert (found.course, found.most, found.ready, found.starting) == ("ml", 5, {}, 0)
+
+
+def test_it_is_said_how_many_there_are() -> None:
+    starts = replace(POD, uid="p2", server="bob", is_running=False)
+    ended = replace(POD, uid="p3", server="eve", is_running=False, is_over=True)
+    servers = [ADA, replace(ADA, uid="bob"), replace(ADA, uid="eve"), replace(ADA, uid="dan", course="other")]
+    found, none = statuses(facts(POD, starts, ended, servers=servers), {"ml": 5, "other": 1})
+    assert str(found) == "1 of at most 5 ready (n1: 1), 1 starting"
+    assert str(none) == "0 of at most 1 ready"
 
 
 # -- With the API's stand-in ---------------------------------------------------
@@ -194,9 +225,17 @@ def beginner() -> KernelCommand:
 
 async def test_none_is_made_before_a_slice_of_its_device_is_held(pool: GpuPool, fake: FakeKubernetes) -> None:
     assert prepared(fake) == []
+    (none,) = (await pool.status()).prepared
+    assert none.why.startswith("No slice is held of the GPU")
     await kernel_of_bob(pool, fake)
-    await until(lambda: prepared(fake, "ada"))
+    await runs(pool, fake)
     assert prepared(fake, "bob") == [], "who has a kernel needs none"
+
+    async def is_told() -> bool:
+        (found,) = (await pool.status()).prepared
+        return (found.course, found.most, found.ready, found.why) == ("ml", 2, {"n1": 1}, "")
+
+    await eventually(is_told)
 
 
 async def test_it_is_a_kernels_pod_without_a_kernel_and_holds_no_slice(

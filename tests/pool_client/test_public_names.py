@@ -37,6 +37,7 @@ PUBLIC = [
     "PodDeviceUse",
     "Pool",
     "PoolStatus",
+    "PreparedStatus",
     "PoolUnreachable",
     "Process",
     "Slice",

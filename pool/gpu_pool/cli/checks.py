@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING, Final, Literal
@@ -25,7 +25,16 @@ from gpu_pool.devices.inventory import VARIABLE
 from gpu_pool.embedded.pool import store_path
 from gpu_pool.store import files
 from gpu_pool.store.database import Database
-from gpu_pool_client import SIMULATED, BadRequest, GpuPoolError, Pool, PoolStatus, SliceRequest, parse_request
+from gpu_pool_client import (
+    SIMULATED,
+    BadRequest,
+    GpuPoolError,
+    Pool,
+    PoolStatus,
+    PreparedStatus,
+    SliceRequest,
+    parse_request,
+)
 
 if TYPE_CHECKING:
     from gpu_pool_kernels.installer import InstalledKernel
@@ -34,6 +43,8 @@ State = Literal["ok", "note", "broken"]
 
 #: Free space on the store's disk below which a note is made. A store takes some MiB.
 _LITTLE_SPACE: Final = 64 * 1024 * 1024
+#: Characters of what is said of a course's prepared pods.
+_MOST_WORDS: Final = 400
 #: Bytes of a store above which a note is made.
 _MUCH: Final = 2 * 1024**3
 
@@ -67,10 +78,19 @@ def check_pool(session: CommandSession) -> Iterator[Check]:
     yield Check("leases", "ok", f"{held} held, {waiting} waiting")
     if found.store_bytes is not None:
         yield from _size(found.store_bytes)
+    yield from check_prepared(found.prepared)
     yield from _limits(found)
     yield from _lost(found)
     if is_all:
         yield from _unmanaged(found)
+
+
+def check_prepared(prepared: Iterable[PreparedStatus]) -> Iterator[Check]:
+    """Say of each course how many of its kernels could begin in pods that wait for them, and why no more."""
+    for each in prepared:
+        words = f"{safe(each.course)}: {safe(str(each), _MOST_WORDS)}"
+        why = f". {safe(each.why, _MOST_WORDS)}" if each.why else ""
+        yield Check("prepared pods", "note" if each.why else "ok", words + why)
 
 
 def check_machine(*, is_client: bool = False) -> Iterator[Check]:

@@ -11,13 +11,15 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from gpu_pool.cli.checks import Check
+from gpu_pool.cli.checks import Check, check_prepared
 from gpu_pool.cli.cluster_images import FETCHED, check_images, longest_fetches
 from gpu_pool.cli.formatting import safe
+from gpu_pool.cli.prepared_pods import prepared_of
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, connect
 from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool.cluster.export import images_of
 from gpu_pool.cluster.snapshot import NODES, list_all
+from gpu_pool.courses import CourseFile
 from gpu_pool.courses.reading import parse_course
 from gpu_pool.courses.text import BadCourseFile
 
@@ -113,6 +115,8 @@ class _Installation:
         yield await self._hub()
         yield await self._token(pod)
         yield await self._running(deployment)
+        for check in await self._prepared(deployment):
+            yield check
 
     async def _courses(self, pod: Mapping[str, Any]) -> Check:
         name = _volume(pod, "courses", "configMap", "name")
@@ -140,6 +144,22 @@ class _Installation:
         except ApiRefused:
             events = []
         return list(check_images(images, nodes, longest_fetches(events)))
+
+    async def _prepared(self, deployment: Mapping[str, Any]) -> list[Check]:
+        """Look what there is of prepared pods, for the courses that may have some."""
+        pod = deployment["spec"]["template"]["spec"]
+        name = _volume(pod, "courses", "configMap", "name")
+        found = await self._core(f"configmaps/{name}") if name else None
+        most = {
+            course: file.kubernetes.prepared_pods
+            for course, file in _files_of(found or {})
+            if file.kubernetes.prepared_pods
+        }
+        if not most:
+            return []
+        pods, is_shared = (await self._core("pods"))["items"], await self._is_shared(pod)
+        service = self._namespace, deployment["metadata"]["name"]
+        return list(check_prepared(prepared_of(most, pods, *service, is_shared=is_shared)))
 
     async def _store(self, pod: Mapping[str, Any]) -> Check:
         name = _volume(pod, "store", "persistentVolumeClaim", "claimName")
@@ -355,11 +375,14 @@ class _Installation:
 
 def _images_of(courses: Mapping[str, Any]) -> set[str]:
     """Return the images that the course files of a ConfigMap name, as far as they can be read."""
-    found = set[str]()
+    return {image for _, course in _files_of(courses) for image in images_of(course)}
+
+
+def _files_of(courses: Mapping[str, Any]) -> Iterator[tuple[str, CourseFile]]:
+    """Yield the courses whose files a ConfigMap has, as far as they can be read, by name."""
     for file, text in (courses.get("data") or {}).items():
         with suppress(BadCourseFile):  # the service's log says what is wrong with it
-            found.update(images_of(parse_course(file, text.encode())))
-    return found
+            yield file.rpartition(".")[0] or file, parse_course(file, text.encode())
 
 
 def _name(manifest: Mapping[str, Any]) -> str:

@@ -58,6 +58,7 @@ from gpu_pool_client import (
     Outlook,
     Place,
     PoolUnreachable,
+    PreparedStatus,
     Process,
     SliceRequest,
 )
@@ -465,6 +466,10 @@ class ClusterBackend(Backend):
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """See ``Backend.memory_in_use``: what the agents of nodes have said."""
         return self._use.memory_in_use()
+
+    def prepared_pods(self) -> tuple[PreparedStatus, ...]:
+        """See ``Backend.prepared_pods``."""
+        return () if self.kernels.prepared is None else self.kernels.prepared.statuses()
 
     def has_kernel(self, lease_id: str) -> bool:
         """See ``KernelHost.has_kernel``."""

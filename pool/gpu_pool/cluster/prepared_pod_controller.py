@@ -30,6 +30,7 @@ from gpu_pool.cluster.prepared_pods import (
     Server,
     ends,
     makes,
+    statuses,
     taken_by,
     waits_for_room,
 )
@@ -38,7 +39,17 @@ from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import CourseFile, Courses
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue_state import Rules
-from gpu_pool_client import Beginning, Device, DeviceStatus, GpuPoolError, Holder, Lease, NotAllowed, Slice
+from gpu_pool_client import (
+    Beginning,
+    Device,
+    DeviceStatus,
+    GpuPoolError,
+    Holder,
+    Lease,
+    NotAllowed,
+    PreparedStatus,
+    Slice,
+)
 
 #: Bytes of what a supervisor is told at most: a longer line it does not read.
 _MOST_TOLD: Final = 180_000
@@ -65,13 +76,15 @@ class PreparedPods:
         self._rules = rules
         #: The keys of the supervisors, by the uid of their pods, those included that were taken.
         self._keys: dict[str, str] = {}
-        #: Servers for which none is made before their next kernel, by uid.
-        self._in_vain: set[str] = set()
+        #: Servers for which none is made before their next kernel, by uid, and why, in a sentence.
+        self._in_vain: dict[str, str] = {}
         #: The pods that are being taken, by uid.
         self._taking: set[str] = set()
         self._working: asyncio.Task[None] | None = None
         #: The last trouble, which is told once.
         self._told = ""
+        #: What there was at the last look.
+        self._last: tuple[PreparedStatus, ...] = ()
 
     async def stop(self) -> None:
         """Do nothing more; what is not done is found by the next service."""
@@ -154,16 +167,23 @@ class PreparedPods:
             return
         courses = self._offering()
         if not courses and not self._view.prepared:
+            self._last = ()
             return
         there = {pod["metadata"]["uid"] for pod in self._view.prepared.values()} | self._taking
         self._keys = {
             uid: key for uid, key in self._keys.items() if uid in there or self._view.own.pod(uid) is not None
         }
         facts = self._facts(leases, courses)
+        most = {name: course.kubernetes.prepared_pods or 0 for name, course in courses.values()}
+        self._last = statuses(facts, most)
         why = ends(facts, time.time())
         wanted = makes(facts)
         if why or wanted:
             self._working = asyncio.create_task(self._work(facts, why, wanted))
+
+    def statuses(self) -> tuple[PreparedStatus, ...]:
+        """Return what there was of each course that is open, at the last look."""
+        return self._last
 
     def _facts(self, leases: Sequence[Lease], courses: Mapping[str, tuple[str, CourseFile]]) -> PreparedFacts:
         devices = {each.uuid: each for each in self._view.devices()}
@@ -230,7 +250,8 @@ class PreparedPods:
         busy |= {
             each.uid for each in notebooks if (each.user, courses.get(each.course_label, ("",))[0]) in having
         }
-        self._in_vain &= {each.uid for each in notebooks} - busy
+        could_use = {each.uid for each in notebooks} - busy
+        self._in_vain = {uid: why for uid, why in self._in_vain.items() if uid in could_use}
         places: dict[str, Device | None] = {}
         found = []
         for notebook in notebooks:
@@ -239,12 +260,10 @@ class PreparedPods:
                 continue
             if name not in places:
                 places[name] = self._place(course, statuses)
-            place = places[name]
-            if place is None:
-                continue
-            may_have = notebook.uid not in busy and notebook.uid not in self._in_vain
-            most = course.kubernetes.prepared_pods or 0
-            found.append(Server(notebook.uid, name, most, place.uuid, place.node, may_have))
+            place, most = places[name], course.kubernetes.prepared_pods or 0
+            device, node = ("", "") if place is None else (place.uuid, place.node)
+            has_kernel, in_vain = notebook.uid in busy, self._in_vain.get(notebook.uid, "")
+            found.append(Server(notebook.uid, name, most, device, node, has_kernel, in_vain))
         return found
 
     def _statuses(
@@ -288,7 +307,9 @@ class PreparedPods:
             self._log.info("The prepared pod %s ends, since %s", ascii(name), why[uid])
             is_late = time.time() >= by_uid[uid].made_at + facts.prepared_for
             if by_uid[uid].is_over or is_late or by_uid[uid].node in facts.crowded:
-                self._in_vain.add(by_uid[uid].server)
+                self._in_vain[by_uid[uid].server] = (
+                    f"The last one ended, since {why[uid]}; another comes after its server's next kernel."
+                )
             if not is_ending(pod):
                 await self._writer.delete(pod)
         for server in wanted:
@@ -298,7 +319,7 @@ class PreparedPods:
         try:
             await self._make(server)
         except GpuPoolError as error:
-            self._in_vain.add(server.uid)
+            self._in_vain[server.uid] = f"It could not be made: {error}"
             self._tell(f"A pod cannot be prepared for course {server.course!a}: {error}")
 
     async def _make(self, server: Server) -> None:

@@ -44,6 +44,7 @@ from gpu_pool.cluster.manifests import (
 from gpu_pool.cluster.notebooks import Notebook
 from gpu_pool.cluster.pod_choices import ContainerSettings
 from gpu_pool.cluster.settings import CONTAINER
+from gpu_pool_client import PreparedStatus
 from gpu_pool_client._pods import POD_VARIABLE
 
 #: What a prepared pod was made of, in digits; it stays on a pod that was taken.
@@ -195,8 +196,9 @@ class Server:
     #: The device on which its slice would be now, and the node of that; empty where no lease has that device.
     device: str = ""
     node: str = ""
-    #: Whether one may be made: it has no kernel now, and none was made in vain since its last one.
-    may_have: bool = True
+    #: Whether it has, or is about to have, a kernel; and why one was made in vain since its last one, if so.
+    has_kernel: bool = False
+    in_vain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,34 @@ def _why_over(pod: PreparedPod, facts: PreparedFacts, now: float) -> str:
 
 def makes(facts: PreparedFacts) -> list[Server]:
     """Return for which servers a pod is to be prepared, once those that are to end have ended."""
+    return [server for server, why in _judged(facts) if not why]
+
+
+def statuses(facts: PreparedFacts, most: Mapping[str, int]) -> tuple[PreparedStatus, ...]:
+    """Return what there is of each course: ``most`` it may have, by its name."""
+    courses = {each.uid: each.course for each in facts.servers}
+    ready: dict[str, Counter[str]] = {name: Counter() for name in most}
+    starting = Counter[str]()
+    for pod in facts.pods:
+        name = courses.get(pod.server, "")
+        if name in ready and pod.is_running:
+            ready[name][pod.node] += 1
+        elif name in ready and not pod.is_over:
+            starting[name] += 1
+    why = dict.fromkeys(most, "No notebook server of the course runs.")
+    why.update({server.course: "" for server in facts.servers})
+    # The first of its servers that could use one says it for the course.
+    for server, reason in reversed(_judged(facts)):
+        if reason:
+            why[server.course] = reason
+    return tuple(
+        PreparedStatus(name, most[name], dict(sorted(ready[name].items())), starting[name], why[name])
+        for name in sorted(most)
+    )
+
+
+def _judged(facts: PreparedFacts) -> list[tuple[Server, str]]:
+    """Return the servers that could use a pod and have none, and why none is made now, if so."""
     have = {each.server for each in facts.pods}
     by_uid = {each.uid: each for each in facts.servers}
     of_course = Counter(by_uid[uid].course for uid in have if uid in by_uid)
@@ -264,17 +294,32 @@ def makes(facts: PreparedFacts) -> list[Server]:
     )
     found = []
     for server in facts.servers:
-        is_full = facts.leases.get(server.device, 0) + on_device[server.device] + 1 >= MOST_PODS
-        if not server.may_have or not server.device or server.uid in have or is_full:
+        if server.has_kernel or server.uid in have:
             continue
-        if server.node in facts.crowded or of_course[server.course] >= server.most:
-            continue
-        if on_node[server.node] >= facts.per_node:
-            continue
-        of_course[server.course] += 1
-        on_node[server.node] += 1
-        on_device[server.device] += 1
-        found.append(server)
+        why = ""
+        if server.in_vain:
+            why = server.in_vain
+        elif not server.device:
+            why = (
+                "No slice is held of the GPU on which the course's slices would be, so it is not the pool's: "
+                "the first kernel there starts in an ordinary pod."
+            )
+        elif facts.leases.get(server.device, 0) + on_device[server.device] + 1 >= MOST_PODS:
+            why = "Its GPU has as many kernels as can use its claim."
+        elif server.node in facts.crowded:
+            why = f"A kernel finds no room on the machine {server.node}."
+        elif of_course[server.course] >= server.most:
+            why = "The course has as many as its file allows (prepared_pods)."
+        elif on_node[server.node] >= facts.per_node:
+            why = (
+                f"The machine {server.node} has as many as one may have "
+                f"(c.KubernetesSettings.prepared_per_node = {facts.per_node})."
+            )
+        found.append((server, why))
+        if not why:
+            of_course[server.course] += 1
+            on_node[server.node] += 1
+            on_device[server.device] += 1
     return found
 
 

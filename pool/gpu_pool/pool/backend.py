@@ -32,6 +32,7 @@ from gpu_pool_client import (
     Outlook,
     Place,
     PodDeviceUse,
+    PreparedStatus,
     Process,
     SliceRequest,
 )
@@ -196,6 +197,10 @@ class Backend(ABC):
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """Return what leases were last seen to use: MiB by lease id and device uuid, where that is known."""
         return {}
+
+    def prepared_pods(self) -> tuple[PreparedStatus, ...]:
+        """Return what there is of pods in which kernels can begin, by course."""
+        return ()
 
     @abstractmethod
     async def close(self) -> None:

@@ -166,8 +166,8 @@ class PoolForCaller(Pool):
             taught = await self._taught()
             sight = self._sight(row, taught)
             leases, queue = (self._visible(sight, taught, each) for each in (found.leases, found.queue))
-            store_bytes = found.store_bytes if sight is Sight.EVERYTHING else None
-            return replace(found, leases=leases, queue=queue, store_bytes=store_bytes)
+            found = replace(found, leases=leases, queue=queue)
+            return found if sight is Sight.EVERYTHING else replace(found, store_bytes=None, prepared=())
         return found
 
     def _visible(self, sight: Sight, taught: frozenset[str], leases: tuple[Lease, ...]) -> tuple[Lease, ...]:

@@ -517,7 +517,8 @@ class GpuPool(Pool):
         registry = self.core.registry
         faults = (await self.backend.devices(SELDOM, known=registry.known)).faults
         status = await self.store.run(registry.status, self.url, faults)
-        return replace(status, leases=tuple([each async for each in self._described(status.leases)]))
+        described = tuple([each async for each in self._described(status.leases)])
+        return replace(status, leases=described, prepared=self.backend.prepared_pods())
 
     async def _described(self, leases: Sequence[Lease]) -> AsyncIterator[Lease]:
         """Yield leases with the truth about their limits; of thousands, others are answered in between."""

@@ -77,6 +77,7 @@ class Snapshots:
             status.devices,
             tuple(map(without_end_time, status.leases)),
             tuple(map(without_end_time, status.queue)),
+            status.prepared,
         )
         if self._last is None or essence != self._essence:
             self._last = Snapshot(self._last.number + 1 if self._last else 1, status)

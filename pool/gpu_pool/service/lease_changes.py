@@ -177,7 +177,7 @@ class LeaseChanges:
 
     def _wake_watchers(self, status: PoolStatus) -> None:
         leases = [without_end_time(lease) for lease in (*status.leases, *status.queue)]
-        seen = status.devices, leases
+        seen = status.devices, leases, status.prepared
         if seen != self._seen:
             self._seen = seen
             for woken in self._watchers:

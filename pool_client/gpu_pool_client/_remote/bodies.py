@@ -26,7 +26,7 @@ from gpu_pool_client._errors import (
     PoolUnreachable,
     TimedOut,
 )
-from gpu_pool_client._leases import Lease, Outlook, Terms
+from gpu_pool_client._leases import Lease, Outlook, PreparedStatus, Terms
 from gpu_pool_client._requests import parse_request
 
 #: The root of all addresses. It changes when what they mean does.
@@ -87,6 +87,7 @@ class StatusBody(BaseModel):
     queue: tuple[WireLease, ...]
     note: str = ""
     store_bytes: int | None = None
+    prepared: tuple[PreparedStatus, ...] = ()
 
 
 def version(lease: Lease) -> str:

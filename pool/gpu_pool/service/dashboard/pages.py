@@ -344,6 +344,7 @@ class AdminPage(LivePage):
             "devices": self.draw("part_admin_devices.html", bars=bars, form_token=token),
             "leases": self.draw("part_leases.html", rows=held, kind="held", may_revoke=True),
             "waiting": self.draw("part_leases.html", rows=waiting, kind="waiting", may_revoke=True),
+            "prepared": self.draw("part_prepared.html", rows=status.prepared),
             "quotas": self.draw("part_quotas.html", rows=quotas),
         }
 

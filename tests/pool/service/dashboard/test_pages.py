@@ -16,7 +16,7 @@ from gpu_pool.policy.sharing import Sharing
 from gpu_pool.pool import pool
 from gpu_pool.service.dashboard.other_ways import OtherWays
 from gpu_pool.store import leases
-from gpu_pool_client import Activity, EndReason, Failure, LeaseState, Process
+from gpu_pool_client import Activity, EndReason, Failure, LeaseState, PreparedStatus, Process
 from support.dashboard import ADMIN, PREFIX, Site, courses_of, showing
 from support.pages import Document
 
@@ -50,6 +50,19 @@ async def test_every_page_is_whole_for_those_who_cannot_see_it(site: Site, path:
     assert Document(await site.page(path, user)).problems == []
     await fill(site)
     assert Document(await site.page(path, user)).problems == []
+
+
+async def test_administrators_see_what_there_is_of_prepared_pods(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Prepared pods" not in await site.page("admin", ADMIN)
+    found = (PreparedStatus("ml", 5, {"n1": 2}, 1, f"There is {EVIL}."), PreparedStatus("nlp", 1, {}))
+    monkeypatch.setattr(site.pool.backend, "prepared_pods", lambda: found)
+    page = await site.page("admin", ADMIN)
+    assert Document(page).problems == []
+    assert "2 of at most 5 ready (n1: 2), 1 starting" in page
+    assert f"There is {ESCAPED}" in page
+    assert "0 of at most 1 ready" in page
 
 
 async def test_no_page_calls_a_whole_gpu_by_a_bare_number(site: Site) -> None:
