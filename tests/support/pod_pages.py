@@ -62,9 +62,10 @@ class Page:
         self._server, self._kernel = server, kernel
         self.run = frontend.run
 
-    async def do(self, what: str) -> None:
-        """Interrupt or restart."""
-        await self._server.ask("POST", f"api/kernels/{self._kernel}/{what}", {})
+    async def do(self, what: str, *, strict: bool = True) -> bool:
+        """Interrupt or restart; return whether that was done, where it is not ``strict``."""
+        answer = await self._server.ask("POST", f"api/kernels/{self._kernel}/{what}", {}, strict)
+        return answer.code < 400
 
     async def resize(self, size: str) -> dict[str, Any]:
         """Ask for another size as JupyterLab's panel does; return what its user reads."""

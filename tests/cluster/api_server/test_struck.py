@@ -95,6 +95,11 @@ class Struck:
             assert "GPU_POOL" not in told
         raise AssertionError(f"no cell has run: {told}")
 
+    async def another_size(self, page: Page) -> None:
+        """Let a kernel's pod not be the next one's after a restart: that is of another size."""
+        cell = await page.run("%gpu use 40%").done(within=240)
+        assert "Restart the kernel" in "".join(cell.outputs), cell.outputs
+
     async def ends_well(self, page: Page, cell: Cell, name: str) -> None:
         """Wait until a cell that prints *well*, or one after it that says why not, runs on a node."""
         done = await cell.done(within=240)
@@ -274,15 +279,46 @@ async def test_the_node_is_lost_while_a_kernel_is_restarted_or_ended(
             lost, other = f"end-{chr(97 + number)}", f"end-{chr(98 + number)}"
             async with opened(server, jupyter_env, f"{number}.ipynb", kernel) as page:
                 await struck.runs(page, 1)
-                struck.strike(point, points.HOLD)
                 is_restart = "_delete_until_done" in point
-                acting = asyncio.create_task(page.do("restart") if is_restart else page.shut_down())
+                if is_restart:
+                    await struck.another_size(page)
+                struck.strike(point, points.HOLD)
+                acts = page.do("restart", strict=False) if is_restart else page.shut_down()
+                acting = asyncio.create_task(acts)
                 await struck.is_hit_and_moves(point, lost, other)
-                await acting
+                # A restart that comes after the slice was lost with its node is refused, and says so.
+                goes_on = await acting
                 if is_restart:
                     await struck.knows(other)
+                if goes_on:
+                    await struck.runs(page, 3)
+                    await struck.runs_on(other)
+                if is_restart:
+                    await page.shut_down()
+            if is_restart and not goes_on:
+                assert "no longer has its GPU slice" in (jupyter_env.folder / "log").read_text()
+                async with opened(server, jupyter_env, f"{number}-anew.ipynb", kernel) as page:
                     await struck.runs(page, 3)
                     await struck.runs_on(other)
                     await page.shut_down()
             await struck.is_left_with_nothing()
     await struck.lose(other)
+
+
+async def test_a_kernel_that_is_restarted_after_its_node_was_lost_runs_elsewhere(
+    jupyter_env: JupyterEnv, struck: Struck
+) -> None:
+    """Its pod would have been the next one's, too."""
+    kernel = jupyter_env.install("course", "50%", outage_timeout=600)
+    struck.cluster.add(card_of("pod-a"))
+    async with jupyter(jupyter_env) as server, opened(server, jupyter_env, "lost.ipynb", kernel) as page:
+        await struck.runs(page, 1)
+        await struck.lose("pod-a")
+        struck.cluster.add(card_of("pod-b"))
+        await page.do("restart")
+        await struck.knows("pod-b")
+        await struck.runs(page, 3)
+        await struck.runs_on("pod-b")
+        await page.shut_down()
+    await struck.is_left_with_nothing()
+    await struck.lose("pod-b")
