@@ -31,7 +31,7 @@ CHART = "GPU_POOL_TEST_CHART"
 NAMESPACE = "jupyterhub"
 PASSWORD = "a password for this test"
 #: The name of the file of :data:`_VALUES`.
-_HERE = "here.yaml"
+HERE = "here.yaml"
 _TARGETS = ("service", "hub", "notebook")
 _DEPLOYMENTS = ("hub", "proxy", "gpu-pool")
 
@@ -104,7 +104,7 @@ class Installation:
 
     def fetch(self, image: str) -> None:
         """Let a course name this image, and the chart fetch it from its next upgrade on."""
-        course, values = self.folder / "courses/vision.yaml", self.folder.parent / _HERE
+        course, values = self.folder / "courses/vision.yaml", self.folder.parent / HERE
         told = yaml.safe_load(course.read_text())
         told["kubernetes"]["image"] = image
         course.write_text(yaml.safe_dump(told))
@@ -165,21 +165,29 @@ def installing(
     ``source`` is a checkout, whose pages, images, examples and chart are taken.
     """
     copy = copied(folder, NAMESPACE, examples=source / "examples/kubernetes")
-    replaced, docs = _replaced(folder), source / "docs"
+    replaced, docs = replacements(folder), source / "docs"
     guide = Guide("administrator/kubernetes.md", cluster.kubeconfig, replaced, docs)
     helm = Guide("administrator/helm.md", cluster.kubeconfig, {**replaced, "my-cluster/": f"{copy}/"}, docs)
     made = Installation(cluster, guide, copy, {}, helm)
+    with one_machine(cluster, folder):
+        try:
+            _follow(made, by_helm, source)
+            yield made
+        finally:
+            cluster.kubectl("delete", "-k", str(made.folder), "--ignore-not-found", "--timeout=120s")
+
+
+@contextmanager
+def one_machine(cluster: RealCluster, folder: Path) -> Iterator[None]:
+    """Let the one machine have the GPU and everything else besides, and disks for all claims."""
     disks = _disks(folder)
     cluster.apply(*disks)
-    # One machine here has the GPU, and everything else besides.
     taints = cluster.get("node", NODE)["spec"].get("taints", [])
     _taint(cluster, [each for each in taints if each["key"] != "nvidia.com/gpu"])
     try:
-        _follow(made, by_helm, source)
-        yield made
+        yield
     finally:
         _taint(cluster, taints)
-        cluster.kubectl("delete", "-k", str(made.folder), "--ignore-not-found", "--timeout=120s")
         cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
         names = [f"{each['kind']}/{each['metadata']['name']}" for each in disks]
         cluster.kubectl("delete", *names, "--timeout=120s")
@@ -194,7 +202,7 @@ def _taint(cluster: RealCluster, taints: Sequence[Any]) -> None:
 def _follow(made: Installation, by_helm: bool, source: Path) -> None:
     for heading in ("What must be there", "1. Images"):
         made.follow(heading, source)
-    _hand_over_images(made)
+    hand_over_images(made)
     _write_names(made.folder)
     _make_kernels_small(made.folder / "courses/intro-ml.yaml")
     made.follow("3. Courses")
@@ -217,8 +225,9 @@ def _merged(old: Any, new: Any) -> Any:
     return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
-def _replaced(folder: Path) -> dict[str, str]:
-    (folder / _HERE).write_text(yaml.safe_dump(_VALUES))
+def replacements(folder: Path) -> dict[str, str]:
+    """Return what stands in the place of which texts of the pages."""
+    (folder / HERE).write_text(yaml.safe_dump(_VALUES))
     return {
         # It is in this environment.
         'pip install "jupyter-gpu-pool[kubernetes]"': "gpu-pool --version",
@@ -232,7 +241,7 @@ def _replaced(folder: Path) -> dict[str, str]:
         "jupyterhub/jupyterhub --version VERSION": os.environ[CHART],
         "password: …": f"password: {PASSWORD}",
         "research: {users: [edsger]}": "research: {users: [edsger]}\n        vision: {users: [alan]}",
-        "--values login.yaml": f"--values login.yaml --values {folder / _HERE}",
+        "--values login.yaml": f"--values login.yaml --values {folder / HERE}",
     }
 
 
@@ -243,7 +252,7 @@ _VALUES = {
 }
 
 
-def _hand_over_images(made: Installation) -> None:
+def hand_over_images(made: Installation) -> None:
     """Give the node what a registry would have."""
     for name in (*map(name_of, _TARGETS), build_base("proxy", made.folder.parent)):
         made.hand_over(name)
