@@ -84,6 +84,7 @@ def test_every_benchmark_runs(tmp_path: Path) -> None:
     assert {row["name"] for row in rows(found)} == {*names()} - {
         "peers",
         "cluster",
+        "restart",
         "journey",
         "pod_starts",
         "load",
