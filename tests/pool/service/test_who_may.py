@@ -22,6 +22,7 @@ from gpu_pool_client import (
     LeaseGone,
     NotAllowed,
     Pool,
+    PreparedStatus,
     Process,
     parse_request,
 )
@@ -179,8 +180,10 @@ async def test_a_service_of_the_hub_s_may_what_its_row_says(
     ],
 )
 async def test_each_sees_of_the_pool_what_its_row_says(
-    served: ServedPool, lease: str, caller: Caller, principal: Principal
+    served: ServedPool, lease: str, caller: Caller, principal: Principal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = (PreparedStatus("ml", 1, {"n1": 1}),)
+    monkeypatch.setattr(served.pool.backend, "prepared_pods", lambda: found)
     theirs = served.for_caller(EVE)
     held = (await theirs.request(parse_request("2%"), Holder("eve"), "key")).id
     waiting = (await theirs.request(parse_request("1"), Holder("eve"), "waiting")).id
@@ -190,6 +193,7 @@ async def test_each_sees_of_the_pool_what_its_row_says(
     status = await served.for_caller(caller).status()
     assert ([each.id for each in status.leases], [each.id for each in status.queue]) == seen
     assert (status.store_bytes is not None) == (sight is Sight.EVERYTHING)
+    assert status.prepared == (found if sight is Sight.EVERYTHING else ())
     assert status.devices[0].leases == 2
 
 
