@@ -206,7 +206,11 @@ class PodRunner:
             resources.image.folder / metadata["uid"],
             shares_processes=spec.get("shareProcessNamespace", False),
         )
-        await asyncio.to_thread(resources.network.join, self._sandbox.pid, self._number)
+        try:
+            await asyncio.to_thread(resources.network.join, self._sandbox.pid, self._number)
+        except OSError:
+            self._go_on()  # its node was lost meanwhile, and with it what was just being made
+            raise
         self._address = self._place.address
 
     async def _sweep(self, resources: NodeResources) -> None:
