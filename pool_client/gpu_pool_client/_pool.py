@@ -20,7 +20,7 @@ from gpu_pool_client._devices import DeviceStatus
 from gpu_pool_client._errors import BadRequest, PoolUnreachable
 from gpu_pool_client._lease_operations import LeaseOperations
 from gpu_pool_client._leases import EndedLease, EndReason, Holder, Lease, LeaseState, Outlook, PoolStatus
-from gpu_pool_client._nodes import PodDeviceUse
+from gpu_pool_client._nodes import MemoryMove, MoveResult, PodDeviceUse
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     NODE_AGENTS,
@@ -413,6 +413,53 @@ class Pool(LeaseOperations):
             this node before does not count any more then.
         """
         await self._perform(Pool.report_use, devices, uses, complete=complete)
+
+    @operation(
+        Http("POST", "/node/moves"),
+        may=NODE_AGENTS,
+        cost=Cost.REPORT,
+        refusal=(
+            "Only a node agent can move what kernels keep on its node's devices.",
+            "Ask the administrator.",
+        ),
+    )
+    async def move_memory(
+        self,
+        unmovable: Mapping[str, str],
+        results: Sequence[MoveResult] = (),
+        *,
+        known: Sequence[str] = (),
+        seconds: float = 0.0,
+    ) -> tuple[MemoryMove, ...]:
+        """Say what came of moves, and return those that are wanted on the caller's node now.
+
+        Whoever calls this again and again can suspend and restore what pods keep on these devices.
+
+        Parameters
+        ----------
+        unmovable
+            By the uuid of each device of the node: why what processes keep there cannot be moved away, as a
+            clause that can follow "since"; empty where it can.
+        results
+            What came of moves since the last call. One that is not wanted any more is passed over.
+        known
+            The ids of moves that the caller is at.
+        seconds
+            For how long to wait for one that it is not at.
+
+        Returns
+        -------
+        tuple[MemoryMove, ...]
+            All that are wanted, also those that are known.
+
+        Raises
+        ------
+        BadRequest
+            That cannot be so.
+        NotAllowed
+            Somebody else than a node agent calls this, or this pool suspends nothing.
+        """
+        return await self._perform(Pool.move_memory, unmovable, results, known=known, seconds=seconds)
 
     @abc.abstractmethod
     async def close(self) -> None:

@@ -16,6 +16,8 @@ from gpu_pool_client import (
     Holder,
     LeaseGone,
     LeaseState,
+    MoveOutcome,
+    MoveResult,
     NeverFits,
     NotAllowed,
     PodDeviceUse,
@@ -394,6 +396,11 @@ async def test_a_kernel_cannot_have_worked_at_no_time(pool: Pool, span: tuple[fl
 async def test_nobody_but_a_node_s_agent_says_what_is_used_there(pool: Pool) -> None:
     with pytest.raises(NotAllowed):
         await pool.report_use(["GPU-1"], [PodDeviceUse("", "abc", "GPU-1", 412)])
+
+
+async def test_nobody_but_a_node_s_agent_moves_what_is_kept_there(pool: Pool) -> None:
+    with pytest.raises(NotAllowed):
+        await pool.move_memory({"GPU-1": ""}, [MoveResult("m", MoveOutcome.DONE)], known=["m"], seconds=0.1)
 
 
 async def test_batch_work_comes_after_all_that_is_not(pool: Pool) -> None:

@@ -42,7 +42,7 @@ from gpu_pool_client import (
     format_duration,
     parse_duration,
 )
-from gpu_pool_client._requests import format_memory
+from gpu_pool_client._requests import MAX_MIB, format_memory
 
 
 @verb("why", "gpu-pool why 12-0123abcd", "gpu-pool why")
@@ -284,7 +284,31 @@ def serve(
     metavar="PATH",
     help="A file that is written anew by each report that the pool takes, and removed when one is refused.",
 )
-def node_agent(session: CommandSession, token_file: Path, every: float, ready_file: Path | None) -> int:
+@click.option(
+    "--suspend-in",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Suspend kernels, too, when the pool asks for it, and record it in this folder of the node's.",
+)
+@click.option(
+    "--suspend-untested", is_flag=True, help="Also with drivers with which that is not known to work."
+)
+@click.option(
+    "--suspend-memory",
+    type=click.IntRange(0, MAX_MIB),
+    default=0,
+    metavar="MIB",
+    help="The node's memory for all suspended kernels. By default a quarter of it.",
+)
+def node_agent(
+    session: CommandSession,
+    token_file: Path,
+    every: float,
+    ready_file: Path | None,
+    suspend_in: Path | None,
+    suspend_untested: bool,
+    suspend_memory: int,
+) -> int:
     """Tell a cluster's pool what the pods of this node use of its GPUs.
 
     This runs in a pod on each node with GPUs, see "The node agent" in the
@@ -295,8 +319,15 @@ def node_agent(session: CommandSession, token_file: Path, every: float, ready_fi
         raise BadRequest(f"--every is {format_duration(every)}.", "Accepted: from 1s to 20s.")
     # Imported here because no other verb needs what it costs.
     from gpu_pool.cluster.node_agent.program import NodeAgentProgram, log_to_stderr
+    from gpu_pool.cluster.node_agent.suspending import PodSuspender
+    from gpu_pool.settings import PoolSettings
 
-    program = NodeAgentProgram(session.address, token_file, every, ready_file=ready_file)
+    suspender = None
+    if suspend_in is not None:
+        how = "on" if suspend_untested else "auto"
+        settings = PoolSettings(checkpoint=how, checkpoint_host_mib=suspend_memory)
+        suspender = PodSuspender(suspend_in, settings)
+    program = NodeAgentProgram(session.address, token_file, every, ready_file=ready_file, suspender=suspender)
     log_to_stderr()
     try:
         complete(program.run())

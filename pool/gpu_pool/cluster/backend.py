@@ -28,6 +28,7 @@ from gpu_pool.cluster.prepared_pod_controller import PreparedPods
 from gpu_pool.cluster.scale_up_controller import ScaleUpController
 from gpu_pool.cluster.settings import SHARED, KubernetesSettings
 from gpu_pool.cluster.snapshot import served_of_kueue
+from gpu_pool.cluster.suspension import PodSuspension
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.courses import Courses
 from gpu_pool.devices import Inventory
@@ -94,6 +95,7 @@ class ClusterBackend(Backend):
         courses: Callable[[], Courses],
         log: logging.Logger,
         tolerance: Tolerance | None = None,
+        settings: PoolSettings | None = None,
     ) -> None:
         """``tolerance`` is the watchdog's; None for no watchdog."""
         self._kubernetes, self._rules, self.api, self.log = kubernetes, rules, api, log
@@ -124,7 +126,13 @@ class ClusterBackend(Backend):
         self._checked: tuple[Device, ...] | None = None
         #: When it is looked next whether anything was missed (``time.monotonic()``).
         self._evaluate_at = 0.0
-        self.agents = self._use = NodeUseReports(api, self.view, kubernetes, log)
+        self._suspension: PodSuspension | None = None
+        if self._claims is not None and kubernetes.node_agent:
+            self._suspension = PodSuspension(
+                self.view, writer, times, settings or PoolSettings(), log, self._end_taken
+            )
+        self.suspension = self._suspension
+        self.agents = self._use = NodeUseReports(api, self.view, kubernetes, log, suspension=self._suspension)
         #: Leases as they were described last, by id, with what they are described by.
         self._described: dict[str, tuple[Lease, Enforcement | None, Lease]] = {}
         #: What the watchdog says to the users of leases, until it is written down.
@@ -328,7 +336,10 @@ class ClusterBackend(Backend):
             self._evaluate_at = time.monotonic() + _EVALUATES_EVERY
             self.kernels.evaluate_all()
             self.view.forget_what_is_shown()
+        read_at = time.monotonic()
         every = await living()
+        if self._suspension is not None:
+            self._suspension.reconcile(every, read_at)
         await self._write_use(every)
         nodes_gone = {
             lease.id: Taken(NODE_GONE.reason, NODE_GONE.message)
@@ -461,7 +472,12 @@ class ClusterBackend(Backend):
 
     def activity(self, lease_id: str) -> Activity:
         """Return what is known of a lease's kernel: whether there is one, and what its node's agent sees."""
-        return self._use.activity(lease_id) if self.has_kernel(lease_id) else Activity(initialised=False)
+        if not self.has_kernel(lease_id):
+            return Activity(initialised=False)
+        found = self._use.activity(lease_id)
+        if self._suspension is not None and self._suspension.is_older(lease_id, found.age):
+            return Activity()  # that it keeps nothing there was so while it was parked
+        return found
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """See ``Backend.memory_in_use``: what the agents of nodes have said."""
@@ -478,6 +494,8 @@ class ClusterBackend(Backend):
     def stop_waiting(self) -> None:
         """See ``KernelHost.stop_waiting``."""
         self.kernels.stop_waiting()
+        if self._suspension is not None:
+            self._suspension.stop_waiting()
 
     # -- Where Kueue decides whose turn it is ----------------------------------------
 
@@ -538,6 +556,6 @@ async def open_cluster(
     settings.pods_park = kubernetes.dialect == SHARED and bool(kubernetes.node_agent)
     api = await connect(kubernetes.kubeconfig, lax=kubernetes.lax_certificates)
     tolerance = WatchdogRules.of(settings, auto="end").tolerance
-    backend = ClusterBackend(kubernetes, settings.rules, api, courses, log, tolerance)
+    backend = ClusterBackend(kubernetes, settings.rules, api, courses, log, tolerance, settings)
     # Its store goes with the service's pod from one machine to another, whose uptimes say nothing.
     return GpuPool(PoolCore(path, backend, settings, Clock(uptime=time.time)))

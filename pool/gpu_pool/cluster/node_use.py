@@ -11,19 +11,30 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects import Manifest
-from gpu_pool.cluster.dialects.objects import listing, mapping
+from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool.cluster.manifests import number_of
 from gpu_pool.cluster.pod_watchdog import MemorySeen
 from gpu_pool.cluster.settings import SHARED, KubernetesSettings
+from gpu_pool.cluster.suspension import PodSuspension, check_moves, containers_of
 from gpu_pool.cluster.view import ClusterView
 from gpu_pool.store.usage import Measured, UseTally
-from gpu_pool_client import Activity, BadRequest, Lease, LeaseState, NotAllowed, PodDeviceUse, PoolUnreachable
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    Lease,
+    LeaseState,
+    MemoryMove,
+    MoveResult,
+    NotAllowed,
+    PodDeviceUse,
+    PoolUnreachable,
+)
 from gpu_pool_client._requests import MAX_MIB
 
 #: What a node agent's token is made for, so that nobody can use it to ask the cluster for anything.
@@ -135,8 +146,10 @@ class NodeUseReports:
         settings: KubernetesSettings,
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
+        suspension: PodSuspension | None = None,
     ) -> None:
         self._api, self._view, self._log, self._clock = api, view, log, clock
+        self._suspension = suspension
         self._account, self._holds = settings.node_agent, settings.times.use_holds
         #: Whether a kernel's device is the same one for as long as its pod lives, so that nothing but what it
         #: keeps there is in the way of lending its slice to others.
@@ -207,6 +220,27 @@ class NodeUseReports:
         report = self._reports[node] = _Report(now, complete, by_pod)
         if before is not None:
             self._count(node, report, min(now - before.at, self._holds))
+
+    async def moves(
+        self,
+        node: str,
+        unmovable: Mapping[str, str],
+        results: Sequence[MoveResult],
+        known: Collection[str],
+        seconds: float,
+    ) -> tuple[MemoryMove, ...]:
+        """See ``NodeAgents.moves``."""
+        if self._suspension is None:
+            raise NotAllowed(
+                f"This pool suspends no kernels: it does so with the dialect {SHARED!r} alone.",
+                "Leave nodeAgent.suspend.enabled of the chart out.",
+            )
+        try:
+            check_moves(unmovable, results, known)
+        except BadRequest as error:
+            self._complain(node, f"The agent of node {node!a} is not believed: {error.message}")
+            raise
+        return await self._suspension.moves(node, unmovable, results, known, seconds)
 
     def _check_place(self, node: str, uses: Sequence[PodDeviceUse]) -> None:
         """Refuse what is said of a kernel's pod on another node."""
@@ -365,10 +399,7 @@ def _node_of(pod: Manifest) -> str:
 
 def _of_pod(pod: Manifest, report: _Report) -> tuple[PodDeviceUse, ...]:
     """Return what a report says of a pod, by its uid and by the ids of its containers."""
-    status = mapping(pod.get("status"))
-    told = (str(each.get("containerID") or "") for each in listing(status.get("containerStatuses")))
-    containers = (text.partition("://")[2] for text in told)
-    keys = {str(pod["metadata"].get("uid")), *filter(None, containers)}
+    keys = {str(pod["metadata"].get("uid")), *containers_of(pod)}
     return tuple(use for key in sorted(keys) for use in report.uses.get(key, ()))
 
 

@@ -72,7 +72,7 @@ def uses_cuda(process: Process | None, lease_id: str, cuda: str = CUDA_DEVICE) -
 
 def _have_open(pids: Iterable[int], cuda: str) -> bool | None:
     """Whether any of these has CUDA's device open; None where that is not for us to see."""
-    opened = {_has_open(pid, cuda) for pid in pids}
+    opened = {has_open(pid, cuda) for pid in pids}
     return True if True in opened else None if None in opened else False
 
 
@@ -83,7 +83,7 @@ def users_of(process: Process, lease_id: str, cuda: str = CUDA_DEVICE) -> set[in
     """
     owner = owner_of(process.pid)
     own = {pid for pid in family(process.pid) if owner_of(pid) == owner}
-    return {pid for pid in own | marked(lease_id, owner) if _has_open(pid, cuda) is not False}
+    return {pid for pid in own | marked(lease_id, owner) if has_open(pid, cuda) is not False}
 
 
 def marked(lease_id: str, owner: int | None) -> set[int]:
@@ -136,7 +136,7 @@ def _of_threads(pid: int, name: str) -> Iterator[Path]:
             yield thread / name
 
 
-def _has_open(pid: int, cuda: str) -> bool | None:
+def has_open(pid: int, cuda: str) -> bool | None:
     """Whether a process has CUDA's device open; None where that is not for us to see."""
     number = device_number(cuda)
     found: set[bool | None] = set()

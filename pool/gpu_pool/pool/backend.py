@@ -29,6 +29,8 @@ from gpu_pool_client import (
     KernelCommand,
     KernelPod,
     Lease,
+    MemoryMove,
+    MoveResult,
     Outlook,
     Place,
     PodDeviceUse,
@@ -294,6 +296,16 @@ class NodeAgents(Protocol):
         self, node: str, devices: Sequence[str], uses: Sequence[PodDeviceUse], *, complete: bool
     ) -> None:
         """Take what the agent of a machine says. See ``Pool.report_use``."""
+
+    async def moves(
+        self,
+        node: str,
+        unmovable: Mapping[str, str],
+        results: Sequence[MoveResult],
+        known: Collection[str],
+        seconds: float,
+    ) -> tuple[MemoryMove, ...]:
+        """Return what the agent of a machine is to move there. See ``Pool.move_memory``."""
 
     def ages(self) -> Mapping[str, float]:
         """Return how many seconds ago each machine's agent last said something that was believed."""

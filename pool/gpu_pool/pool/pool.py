@@ -38,6 +38,8 @@ from gpu_pool_client import (
     KernelPod,
     Lease,
     LeaseState,
+    MemoryMove,
+    MoveResult,
     NeverFits,
     NotAllowed,
     Outlook,
@@ -308,6 +310,20 @@ class GpuPool(Pool):
             raise NotAllowed(*operation_of(Pool.report_use).refusal)
         await agents.report(node, devices, uses, complete=complete)
 
+    async def move_memory(
+        self,
+        unmovable: Mapping[str, str],
+        results: Sequence[MoveResult] = (),
+        *,
+        known: Sequence[str] = (),
+        seconds: float = 0.0,
+    ) -> tuple[MemoryMove, ...]:
+        """See ``Pool.move_memory``."""
+        agents, node = self.backend.agents, self._caller.node if self._caller else ""
+        if agents is None or not node:
+            raise NotAllowed(*operation_of(Pool.move_memory).refusal)
+        return await agents.moves(node, unmovable, results, known, seconds)
+
     async def resize(self, lease_id: str, request: SliceRequest, *, ahead: bool = False) -> Lease:
         """See ``Pool.resize``."""
         with self._asked(lease=lease_id, request=request):
@@ -378,12 +394,14 @@ class GpuPool(Pool):
             return lent
 
     async def _refuse_unless_parkable(self, lease: Lease) -> None:
-        """Raise ``NotAllowed`` where a kernel in a pod never lends its slice, or keeps memory there."""
+        """Raise ``NotAllowed`` where a kernel in a pod never lends its slice, or its memory stays there."""
         if not lease.terms.can_be_parked:
             raise NotAllowed(
                 "The slice of a kernel in a pod cannot be lent to others.", "End the kernel to give it back."
             )
-        if lease.state is LeaseState.HELD and (await self._activity(lease)).initialised is not False:
+        if self.backend.suspension is not None or lease.state is not LeaseState.HELD:
+            return
+        if (await self._activity(lease)).initialised is not False:
             raise NotAllowed(
                 "The kernel is not parked: it keeps memory on the GPU, or may, and that cannot be moved away "
                 "from a pod.",

@@ -1,4 +1,4 @@
-"""The program of a node agent: looks at the devices and reports, again and again, until it is ended."""
+"""The program of a node agent: looks at the devices and reports, and suspends what it is asked to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from gpu_pool.cluster.node_agent.sampling import NodeSample, sample_node
+from gpu_pool.cluster.node_agent.suspending import MoveLoop, PodSuspender
 from gpu_pool.devices import discover
 from gpu_pool.devices.sampling import ProcessSampler
 from gpu_pool_client import BadRequest, Device, GpuPoolError
@@ -38,10 +39,12 @@ class NodeAgentProgram:
         every: float,
         find: Callable[[], Sequence[Device]] = lambda: discover().devices,
         ready_file: Path | None = None,
+        suspender: PodSuspender | None = None,
     ) -> None:
         """``every`` is the seconds between two reports; ``find`` finds the devices.
 
-        ``ready_file`` is there, and written anew by each report, as long as the pool takes them.
+        ``ready_file`` is there, and written anew by each report, as long as the pool takes them. Without a
+        ``suspender`` nothing is suspended here.
 
         Raises ``BadRequest`` where a report cannot be sent to that URL.
         """
@@ -52,23 +55,34 @@ class NodeAgentProgram:
             )
         self._endpoint: Endpoint = http_endpoint(url)
         self._token, self._every, self._find, self._ready_file = token, every, find, ready_file
+        self._suspender = suspender
         self._sampler = ProcessSampler()
         self._devices: Sequence[Device] = ()
         self._find_at = 0.0
         self._complaint = ""
 
     async def run(self) -> NoReturn:
-        """Report again and again, until cancelled."""
+        """Report again and again, and suspend what is asked for, until cancelled."""
+        self._complain(await self.report())
+        if self._suspender is None:
+            await self._report_again()
+        moves = MoveLoop(self._suspender, self._pool, lambda: self._devices)
+        try:
+            await asyncio.gather(self._report_again(), moves.run())
+        finally:
+            self._suspender.close()
+        raise AssertionError("neither ends by itself")
+
+    async def _report_again(self) -> NoReturn:
         while True:
-            self._complain(await self.report())
             await asyncio.sleep(self._every)
+            self._complain(await self.report())
 
     async def report(self) -> tuple[str, ...]:
         """Look and report once; return what is wrong, in sentences."""
         found = await asyncio.to_thread(self._sample)
         try:
-            pool = RemotePool(replace(self._endpoint, token=self._read_token()))
-            await pool.report_use(found.devices, found.uses, complete=found.complete)
+            await self._pool().report_use(found.devices, found.uses, complete=found.complete)
         except GpuPoolError as error:
             return (*found.problems, str(error), *self._show(ready=False))
         return (*found.problems, *self._show(ready=True))
@@ -96,6 +110,10 @@ class NodeAgentProgram:
                 found, problems=(*found.problems, "This node has no GPU that can be seen from here.")
             )
         return found
+
+    def _pool(self) -> RemotePool:
+        """Return the service's pool, asked with the token that is good now."""
+        return RemotePool(replace(self._endpoint, token=self._read_token()))
 
     def _read_token(self) -> str:
         try:

@@ -85,12 +85,13 @@ class Checkpoint:
             return "moving device memory to host memory is switched off (c.PoolSettings.checkpoint)"
         return next((each.why for each in self._probe.hindrances(device, tier) if each.decisive), "")
 
-    def suspend(self, lease_id: str, pids: Collection[int], device: str) -> int:
+    def suspend(self, lease_id: str, pids: Collection[int], device: str, most_mib: int | None = None) -> int:
         """Move what these processes of a lease hold on devices to host memory.
 
         ``pids`` are all of the lease's processes that have a device open, and
-        ``device`` is the UUID of one of its devices. Returns the host memory in
-        MiB that is counted for them: as much as they held. Raises
+        ``device`` is the UUID of one of its devices. ``most_mib`` is the host memory that
+        they may have, where something limits it that is not seen here. Returns the host memory
+        in MiB that is counted for them: as much as they held. Raises
         :class:`NotSuspended` if they keep it, and :class:`Broken` if some
         cannot go on. May be repeated.
         """
@@ -98,18 +99,20 @@ class Checkpoint:
             with self._records.claim(lease_id) as claim:
                 if claim is None:
                     raise NotSuspended("It is being suspended or restored by another process.")
-                return self._suspended(claim, pids, device)
+                return self._suspended(claim, pids, device, most_mib)
         except OSError as error:
             raise NotSuspended(f"What is suspended cannot be recorded: {error}.") from error
 
-    def _suspended(self, claim: SuspensionClaim, pids: Collection[int], device: str) -> int:
+    def _suspended(
+        self, claim: SuspensionClaim, pids: Collection[int], device: str, most_mib: int | None
+    ) -> int:
         known = claim.record
         if known is not None:
             if known.complete and set(pids) <= set(known.living()):
                 return known.host_mib
             self._undo(claim, "an earlier attempt was cut off")
         record = Record(_own(pids), self._measured(pids, device), Process.current(), time.time())
-        self._reserve(claim, record)
+        self._reserve(claim, record, most_mib)
         lock_ms = self._tuning.driver_lock_ms
         arguments = ("--lock-ms", lock_ms, *sorted(pids))
         limit = self._limit(record) + math.ceil(len(pids) * lock_ms / 1000)
@@ -127,13 +130,14 @@ class Checkpoint:
             raise
         return record.host_mib
 
-    def _reserve(self, claim: SuspensionClaim, record: Record) -> None:
+    def _reserve(self, claim: SuspensionClaim, record: Record, most_mib: int | None) -> None:
         """Count the host memory that a lease needs; refuse it if that is too much."""
         with self._records.counted() as others:
             available = available_mib([process.pid for process in record.processes])
             # What others are about to take is not missing yet.
-            coming = sum(other.host_mib for other in others if not other.complete)
-            if why := self._host_memory(others).why_refused(record.host_mib, available - coming):
+            available -= sum(other.host_mib for other in others if not other.complete)
+            available = available if most_mib is None else min(available, most_mib)
+            if why := self._host_memory(others).why_refused(record.host_mib, available):
                 get_logger().warning("Lease %s is not parked: it %s.", claim.path.name, why)
                 raise NotSuspended(f"It {why}.")
             claim.write(record)
