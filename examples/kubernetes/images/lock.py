@@ -34,7 +34,7 @@ _NOTEBOOK = ("ipykernel>=7.4", "jupyterlab>=4.2", "jupyterhub>=5.4,<6")
 LOCKS: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...]]] = {
     # What builds the wheel, and what lists an image's packages.
     "tools": (None, ("cyclonedx-bom>=7", "hatch-jupyter-builder>=0.9", "hatchling>=1.27")),
-    "service": (("hub", "kubernetes"), ()),
+    "service": (("checkpoint", "hub", "kubernetes"), ()),
     "notebook-cpu": ((), _NOTEBOOK),
     "notebook-pytorch": ((), (*_NOTEBOOK, "torch>=2.8", "numpy")),
 }

@@ -5,12 +5,13 @@ An agent's pod is ready as long as the pool takes its reports.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gpu_pool.cli.checks import Check
 from gpu_pool.cli.formatting import safe
-from gpu_pool.cluster.api import ApiAway, ApiRefused, connect
+from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, connect, path_of
 from gpu_pool.cluster.dialects.objects import listing, mapping
 
 #: By which agents' pods are found, of whichever pool they are.
@@ -18,18 +19,47 @@ _LABELS: Final = "app.kubernetes.io/name=gpu-pool,app.kubernetes.io/component=no
 #: Characters of what the cluster says, and nodes of which each is named with its reason.
 _LONG, _MOST_NAMED = 400, 20
 _GUIDE: Final = "see docs/administrator/node-agent"
+#: Bytes of an agent's log: it says first what it can.
+_LOG_BYTES: Final = 65_536
+#: What an agent says of its GPUs, see ``cluster.node_agent.suspending``.
+_ABLE: Final = re.compile(r"What kernels keep on (\d+) of (\d+) GPUs can be moved", re.ASCII)
+_KEPT: Final = re.compile(r"Nothing is moved off (\S+), since (.*)")
 
 
 async def check_agents(gpu_nodes: Collection[str]) -> list[Check]:
     """Return what is found of the agents of these nodes. Raises ``PoolUnreachable``."""
     api = await connect()
     try:
-        found = await api.ask("GET", "/api/v1/pods", query={"labelSelector": _LABELS})
+        found = listing((await api.ask("GET", "/api/v1/pods", query={"labelSelector": _LABELS})).get("items"))
+        logs = {_node_of(pod): await _log_of(api, pod) for pod in found if _suspends(pod) and _is_ready(pod)}
     except (ApiRefused, ApiAway) as error:
         return [Check("node agents", "note", f"their pods cannot be read: {safe(str(error), _LONG)}")]
     finally:
         await api.close()
-    return list(checks_of_agents(gpu_nodes, listing(found.get("items"))))
+    return [*checks_of_agents(gpu_nodes, found), *checks_of_suspension(logs)]
+
+
+async def _log_of(api: Api, pod: Mapping[str, Any]) -> str:
+    """Return how the log of an agent begins."""
+    metadata = mapping(pod.get("metadata"))
+    return await api.log(f"{path_of(metadata['namespace'], 'pods')}/{metadata['name']}", _LOG_BYTES)
+
+
+def checks_of_suspension(logs: Mapping[str, str]) -> Iterator[Check]:
+    """Say on how many GPUs kernels are suspended, by what agents say in their logs, by node. Pure."""
+    if not logs:
+        return
+    told = {node: _ABLE.findall(log)[-1:] for node, log in logs.items()}
+    able, every = (sum(int(each[at]) for found in told.values() for each in found) for at in (0, 1))
+    words = f"{len(logs)} of them suspend kernels: what these keep can be moved off {able} of {every} GPUs"
+    yield Check("node agents", "ok" if able == every else "note", words, "" if able == every else _GUIDE)
+    whys = [(node, *each) for node, log in sorted(logs.items()) for each in dict(_KEPT.findall(log)).items()]
+    for node, device, why in whys[:_MOST_NAMED]:
+        words = safe(f"{node}: nothing is moved off {device}, since {why}", _LONG)
+        yield Check("node agents", "note", words, "docs/explanation/checkpoint says what it needs")
+    silent = sorted(node for node, found in told.items() if not found)
+    if silent:
+        yield Check("node agents", "note", safe(f"{', '.join(silent)}: not known yet", _LONG), "ask again")
 
 
 def checks_of_agents(gpu_nodes: Collection[str], pods: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
@@ -97,6 +127,12 @@ def _node_of(pod: Mapping[str, Any]) -> str:
             if field.get("key") == "metadata.name" and isinstance(values, list) and len(values) == 1:
                 return str(values[0])
     return ""
+
+
+def _suspends(pod: Mapping[str, Any]) -> bool:
+    """Whether an agent was told to suspend kernels."""
+    containers = listing(mapping(pod.get("spec")).get("containers"))
+    return any("--suspend-in" in str(word) for each in containers for word in each.get("args") or ())
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@
     pod_states      how a kernel's pod is, in a student's words
     kueue           what Kueue says, where the cluster's queue is Kueue's
     node_use        what the agents of nodes say that pods use, and whose their tokens are
+    suspension      what kernels keep on devices, moved away and back by the agents of their nodes
     node_agent/     the agent: on each node with GPUs, a program of its own
     export          courses as objects of Kubernetes: quotas, and Kueue's queues
     nodes           which nodes take no kernels, and groups of nodes that an autoscaler makes grow

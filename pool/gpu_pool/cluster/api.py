@@ -115,14 +115,26 @@ class Api:
         accept: str = _JSON,
     ) -> Any:
         """Return the object that is answered. Raises ``ApiAway`` and ``ApiRefused``."""
+        self._count(counted or method)
+        return _read(*await self._answer(method, path, body, query or {}, accept))
+
+    async def log(self, path: str, most: int) -> str:
+        """Return how the log of a pod begins, so many bytes at most. Raises as :meth:`ask` does."""
+        self._count("LOG")
+        status, text = await self._answer("GET", f"{path}/log", None, {"limitBytes": str(most)}, _JSON)
+        if status >= 400:
+            _read(status, text)
+        return text.decode(errors="replace")
+
+    async def _answer(
+        self, method: str, path: str, body: Manifest | None, query: Mapping[str, str], accept: str
+    ) -> tuple[int, bytes]:
         try:
-            self._count(counted or method)
-            answer = await self._send(method, path, body, query or {}, _ANSWER_WITHIN, accept)
+            answer = await self._send(method, path, body, query, _ANSWER_WITHIN, accept)
             async with answer:
-                text = await answer.read()
+                return answer.status, await answer.read()
         except (ClientError, OSError, asyncio.TimeoutError, ssl.SSLError) as error:
             raise _away(error) from error
-        return _read(answer.status, text)
 
     async def watch(
         self, path: str, query: Mapping[str, str], seconds: float, *, names_only: bool = False

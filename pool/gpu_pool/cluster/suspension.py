@@ -323,7 +323,7 @@ class PodSuspension:
         self._forget(wanted)
         told = (
             result.outcome.value,
-            "" if result.outcome is MoveOutcome.DONE else f", since {escaped(result.why)}",
+            "" if result.outcome is MoveOutcome.DONE else f", since {result.why}",
         )
         self._log.info("Lease %s, %s its memory: %s%s", wanted.lease_id, wanted.move.verb.value, *told)
         if not wanted.said.done():
@@ -353,7 +353,7 @@ class PodSuspension:
         self._log.info("The agent of node %a moves what kernels keep on %d GPUs", node, len(able))
         for uuid, why in sorted(unmovable.items()):
             if why:
-                self._log.info("Node %a: nothing is moved off %a, since %s", node, uuid, escaped(why))
+                self._log.info("Node %a: nothing is moved off %a, since %s", node, uuid, why)
 
     def _is_there(self, agent: _Agent) -> bool:
         return self._clock() - agent.at <= self._holds
@@ -417,7 +417,7 @@ def _node_of(pod: Manifest) -> str:
 
 
 def _bounded(why: str) -> str:
-    return " ".join(why.split())[:_LONGEST_WHY].rstrip(". ")
+    return escaped(" ".join(why.split())[:_LONGEST_WHY].rstrip(". "))
 
 
 def _kept(why: str) -> NotAllowed:

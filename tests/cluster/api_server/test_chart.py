@@ -72,6 +72,39 @@ def test_its_node_agents_are_those_of_the_examples() -> None:
     assert entry in one(chart, "NetworkPolicy", "gpu-pool")["spec"]["ingress"]
 
 
+def test_agents_that_suspend_are_those_of_the_examples(tmp_path: Path) -> None:
+    """Only where one value says so, and then as root with what that needs, and no more."""
+    folder = copied(tmp_path, "jupyterhub") / "node-agent"
+    chosen = folder / "kustomization.yaml"
+    chosen.write_text(f"{chosen.read_text()}\ncomponents: [suspend]\n")
+    given = one(rendered(folder), "DaemonSet", "gpu-pool-node-agent")
+    wanted = ("--set", "nodeAgent.enabled=true", "--set", "nodeAgent.suspend.enabled=true")
+    made = one(rendered_chart("jupyterhub", *wanted), "DaemonSet", "gpu-pool-node-agent")
+    for each in (made, given):
+        pod = each["spec"]["template"]["spec"]
+        # A patch puts what it adds first.
+        for named in (pod["volumes"], pod["containers"][0]["env"], pod["containers"][0]["volumeMounts"]):
+            named.sort(key=lambda one: str(one["name"]))
+    assert bare(made) == bare(given)
+    spec = made["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"].get("runAsNonRoot")) == (0, None)
+    told = container["securityContext"]
+    assert told["capabilities"] == {"drop": ["ALL"], "add": ["DAC_READ_SEARCH", "SYS_PTRACE"]}
+    assert (told["readOnlyRootFilesystem"], told["allowPrivilegeEscalation"]) == (True, False)
+    assert {each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each} == {"/run/gpu-pool"}
+    more = ("--set", "nodeAgent.suspend.untested=true", "--set", "nodeAgent.suspend.memoryMiB=4096")
+    made = one(rendered_chart("jupyterhub", *wanted, *more), "DaemonSet", "gpu-pool-node-agent")
+    args = made["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[-3:] == [
+        "--suspend-in=/run/gpu-pool/suspended", "--suspend-untested", "--suspend-memory=4096",
+    ]  # fmt: skip
+    # Whoever upgrades with the values of an earlier chart has none of it.
+    without = ("--set", "nodeAgent.enabled=true", "--set-json", "nodeAgent.suspend=null")
+    made = one(rendered_chart("jupyterhub", *without), "DaemonSet", "gpu-pool-node-agent")
+    assert made["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
+
+
 def test_what_whole_gpus_of_the_pools_own_need_is_that_of_the_examples(tmp_path: Path) -> None:
     """Only where the settings say so, and then all of it by that one value."""
     folder = copied(tmp_path, "physics")

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpu_pool_client import EndReason, Lease, LeaseState, Pool, connect
-from support.charts import rendered_chart
+from support.agent_daemons import ACCOUNT, daemons
 from support.jupyter_env import eventually
 from support.kernel_pods import command, held, notebook, running, volume
-from support.kube_examples import one
 from support.kubelet import NODE, RealCluster
 from support.nvml_stub import Machine
 from support.service import ForkServer
 from support.stand_in_hub import behind_stand_in
 
-ACCOUNT = "gpu-pool-node-agent"
 KERNELS = "app.kubernetes.io/component=gpu-kernel"
 #: Here the node is in a pid namespace of its own, as no machine is whose driver names processes.
 PROGRAM = """
@@ -42,34 +38,6 @@ def folder() -> Iterator[Path]:
     made.chmod(0o755)
     yield made
     shutil.rmtree(made)
-
-
-def daemons(cluster: RealCluster, namespace: str, url: str, folder: Path) -> list[dict[str, Any]]:
-    """Return what the chart makes in the namespace, with a stand-in for the driver in its pods."""
-    chosen = {
-        "enabled": True,
-        "namespace": namespace,
-        "createNamespace": False,
-        "every": "1s",
-    }
-    values = folder / "values.json"
-    values.write_text(json.dumps({"nodeAgent": chosen, "networkPolicy": {"enabled": False}}))
-    chart = rendered_chart("elsewhere", "--values", str(values))
-    found = [each for each in chart if each["metadata"].get("namespace") == namespace]
-    spec = one(found, "DaemonSet", ACCOUNT)["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    container |= {
-        "image": cluster.image,
-        "command": ["python3", "-c", PROGRAM, "node-agent"],
-        "args": [f"--pool={url}", *container["args"][1:]],
-    }
-    container["env"] += [
-        {"name": "LD_LIBRARY_PATH", "value": str(folder)},
-        {"name": "NVML_STUB_SCENARIO", "value": str(folder / "scenario.txt")},
-    ]
-    container["volumeMounts"].append({"name": "driver", "mountPath": str(folder), "readOnly": True})
-    spec["volumes"].append({"name": "driver", "hostPath": {"path": str(folder)}})
-    return found
 
 
 def pid_of(cluster: RealCluster, namespace: str, selector: str) -> int:
@@ -113,7 +81,8 @@ c.PoolSettings.end_after = 2
             hub.users["of-ada"] = "ada"
             machine = Machine(folder)
             url = f"http://{cluster.machine.outside}:{made.hub.service_port}/services/gpu-pool"
-            cluster.apply(*daemons(cluster, agents, url, folder))
+            scenario = {"NVML_STUB_SCENARIO": str(folder / "scenario.txt")}
+            cluster.apply(*daemons(cluster, agents, url, folder, PROGRAM, scenario))
             async with connect(made.url) as pool:
                 await reports(pool, cluster, namespace, agents, machine)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_pool.cli.node_agents import checks_of_agents
+from gpu_pool.cli.node_agents import checks_of_agents, checks_of_suspension
 
 
 def pod(node: str, *, ready: bool = True, placed: bool = True, **status: Any) -> dict[str, Any]:
@@ -64,3 +64,20 @@ def test_of_very_many_not_all_are_named() -> None:
     found = look(nodes, pod("n000"))
     assert len(found) == 22
     assert found[-1][1] == "and 79 more nodes"
+
+
+def test_what_agents_can_suspend_is_what_their_logs_say() -> None:
+    can = "INFO: What kernels keep on {} of 2 GPUs can be moved to this node's memory\n"
+    why = "INFO: Nothing is moved off GPU-9, since it needs driver 570 or newer, and this is 550\n"
+    assert list(checks_of_suspension({})) == []
+    (check,) = checks_of_suspension({"a": can.format(2), "b": can.format(1) + can.format(2)})
+    assert (check.state, check.text) == (
+        "ok",
+        "2 of them suspend kernels: what these keep can be moved off 4 of 4 GPUs",
+    )
+    found = list(checks_of_suspension({"a": can.format(1) + why, "b": ""}))
+    assert [(each.state, each.text) for each in found] == [
+        ("note", "2 of them suspend kernels: what these keep can be moved off 1 of 2 GPUs"),
+        ("note", "a: nothing is moved off GPU-9, since it needs driver 570 or newer, and this is 550"),
+        ("note", "b: not known yet"),
+    ]
