@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,6 +10,20 @@ from typing import Any, Final
 
 #: Tells a kernel that a pool has started it in a pod: ``%gpu use`` then sends a message.
 POD_VARIABLE: Final = "GPU_POOL_POD"
+
+#: The most characters of what a cluster or a kernel says that are shown.
+_MOST_SHOWN: Final = 200
+_COLOURS: Final = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
+#: What ipykernel prints at its start where it thinks that a terminal is there: the reason of nothing.
+_BANNER: Final = re.compile(
+    r"NOTE: When using the `ipython kernel` entry|To exit, you will have to explicitly quit this process"
+    r"|\"quit\" from a client, or using Ctrl-|To read more about this, see https://github.com/ipython/ipython"
+    r"|To connect another client to this kernel, use:|\s*--existing \S+$"
+)
+#: What Python says of a fatal signal: first which one, then where it was, and last where it had begun.
+_FATAL: Final = re.compile(
+    r"^(Fatal Python error: .*)\n(?:.*\n){,9}?.*\(most recent call first\):\n\s*(File .*)", re.MULTILINE
+)
 
 
 class PodPhase(str, Enum):
@@ -67,3 +82,30 @@ class KernelPod:
     exit_code: int | None = None
     #: What its kernel waits for, in the answer to its launch alone; None where it starts by itself.
     beginning: Beginning | None = None
+
+
+def one_line(text: object) -> str:
+    """Return somebody else's words in one line of what is printable."""
+    plain = _COLOURS.sub("", str(text or ""))
+    return " ".join("".join(each if each.isprintable() else " " for each in plain).split())
+
+
+def shown(text: object) -> str:
+    """Return somebody else's words as they can be shown: one line, no more than is read."""
+    line = one_line(text)
+    return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 3] + "..."
+
+
+def last_output(text: object) -> str:
+    """Return the last lines of what a kernel has written, which say most, as far as they can be shown."""
+    said = ""
+    if found := _FATAL.search(str(text or "")):
+        return shown(f"{found[1]}: {found[2]}")
+    for line in reversed(str(text or "").splitlines()):
+        if _BANNER.match(line):
+            continue
+        more = f"{shown(line)} {said}".strip()
+        if len(more) > _MOST_SHOWN:
+            break
+        said = more
+    return said

@@ -176,6 +176,21 @@ TRACEBACK = """Traceback (most recent call last):
 """
 
 
+#: As ipykernel 7 prints it.
+BANNER = r"""
+NOTE: When using the `ipython kernel` entry point, Ctrl-C will not work.
+
+To exit, you will have to explicitly quit this process, by either sending
+"quit" from a client, or using Ctrl-\ in UNIX-like environments.
+
+To read more about this, see https://github.com/ipython/ipython/issues/2049
+
+
+To connect another client to this kernel, use:
+    --existing connection.json
+"""
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [
@@ -184,6 +199,14 @@ TRACEBACK = """Traceback (most recent call last):
         # What was said last, and not what was said first.
         ("a" * 150 + "\n" + "b" * 150 + "\n", "Its last output: " + "b" * 150),
         ("c" * 900, "Its last output: " + "c" * 197 + "..."),
+        # What ipykernel prints at its start is no reason.
+        (f"malloc(): corrupted\n{BANNER}", "Its last output: malloc(): corrupted"),
+        (BANNER, "It ended with status 1."),
+        (
+            'Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n  File "a.py", '
+            'line 3 in f\n  File "runpy.py", line 88 in _run_code\n\nExtension modules: x (total: 4)\n',
+            'Its last output: Fatal Python error: Aborted: File "a.py", line 3 in f',
+        ),
     ],
 )
 def test_a_kernel_that_fails_leaves_its_last_output(log: str, words: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
+from gpu_pool_client._pods import last_output
 from support.cgroups import limited_memory
 from support.frameworks import write_torch
 from support.other_environment import without_our_packages
@@ -174,6 +175,23 @@ async def test_memory_that_was_used_up_is_told_of_a_kernel_that_was_killed_and_o
             assert (await control.exited(), control.out_of_memory) == (-signal.SIGKILL, True)
             pod.process.terminate()
             await pod.ended()
+
+
+async def test_what_was_written_last_is_told_with_a_kernel_s_end_and_stays_in_the_log(
+    tmp_path: Path,
+) -> None:
+    async with supervised(tmp_path, GPU_POOL_POD="1") as pod:
+        control = await pod.connect()
+        await pod.asked("import os; os.abort()", reply=False)
+        assert await control.exited() == -signal.SIGABRT
+        assert last_output(control.last_words).startswith("Fatal Python error: Aborted: File ")
+        late = await pod.connect()
+        assert (await late.exited(), late.last_words) == (-signal.SIGABRT, control.last_words)
+        # It is that kernel's alone.
+        await control.restart(within=WITHIN)
+        await pod.asked("import os; os._exit(3)", reply=False)
+        assert (await control.exited(), control.last_words) == (3, "")
+    assert "Fatal Python error: Aborted" in pod.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The IPython extension: registers what the other modules do, and loads them only when used."""
 
+import faulthandler
 import functools
 import os
 import sys
@@ -14,6 +15,8 @@ LIMIT_VARIABLES = ("GPU_POOL_TORCH_FRACTION", "GPU_POOL_TENSORFLOW_MIB")
 BURST_VARIABLE = "GPU_POOL_LIMIT_MIB"
 #: What this kernel's user is to read below the first cell.
 NOTICE_VARIABLE = "GPU_POOL_NOTICE"
+#: Set where a pool has started this kernel in a pod.
+POD_VARIABLE = "GPU_POOL_POD"
 USAGE = "Use %gpu to see this kernel's slice of a GPU, %gpu use 10% to change its size, or %gpu keep 2h."
 
 
@@ -23,7 +26,17 @@ def load(shell: object) -> None:
     shell.events.register("post_run_cell", explain_failure)  # type: ignore[attr-defined]
     forget_arguments()
     follow_environment()
+    if POD_VARIABLE in os.environ:
+        say_where_it_fails()
     tell(shell, os.environ.pop(NOTICE_VARIABLE, ""))
+
+
+def say_where_it_fails() -> None:
+    """Have Python write where it was when a signal ends it, for whoever has its pod's standard error."""
+    if not faulthandler.is_enabled():
+        # ipykernel keeps that, and takes what is written to the usual descriptor for itself.
+        kept = getattr(sys.stderr, "_original_stdstream_copy", None)
+        faulthandler.enable(file=kept if isinstance(kept, int) else 2, all_threads=False)
 
 
 def limit_frameworks() -> None:

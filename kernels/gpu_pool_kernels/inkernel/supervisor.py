@@ -12,10 +12,11 @@ connection file may ask (``control.py``)::
     → {"n", "verb": "signal", "number"}   ← {"n", "to"}
     → {"n", "verb": "change", "variables"} ← {"n", "to"}: of its slice, {name: [before, now]}
     → {"n", "verb": "begin", "sealed"}    ← as for restart: the first kernel of a pod that was prepared
-                                          ← {"n", "exited": start, "status", "out_of_memory"}, unasked
+                                          ← {"n", "exited": start, "status", "out_of_memory", "last"}, unasked
 
 ``start`` counts the kernels of this pod; ``status`` is an exit status, or minus a signal, and None as long as
-the kernel runs. ``cold`` says why it was not forked, ``importing`` whether the template is not ready yet.
+the kernel runs. ``cold`` says why it was not forked, ``importing`` whether the template is not ready yet,
+``last`` what was written last to standard error.
 
 With ``--prepared SECONDS`` no kernel starts before it is told by ``begin`` which one, and where it listens:
 the command after ``--`` is that of the template. ``FILE`` has the key alone until then, which stays the key
@@ -44,6 +45,7 @@ from .beginning import FirstKernel
 from .commands import PLACE, given_variables, launched, module_option, starts_alike
 from .connection import ConnectionFile, Ports, SliceChanges, are_changes
 from .control import ControlConnection, ControlPort
+from .last_words import LastWords
 from .warm import Fork, WarmStarts
 
 PORT = 9750
@@ -121,8 +123,10 @@ class Supervisor:
         settings: argparse.Namespace,
         environment: "Mapping[str, str]",
         warm: "WarmStarts | None",
+        words: LastWords,
     ) -> None:
         """Supervise a kernel with this command, of which there may be a template already."""
+        self._words = words
         self._settings = settings
         self._file = ConnectionFile(settings.connection)
         self._argv = launched(list(argv))
@@ -190,6 +194,7 @@ class Supervisor:
             if self._is_over():
                 break
             readable = select.select(self._sockets(), [], [], self._wait())[0]
+            self._words.read()
         for each in filter(None, (self._warm, self._next)):
             each.end("this pod ends")
         status = 0 if self._kernel is None else self._kernel.status or 0
@@ -198,7 +203,7 @@ class Supervisor:
         return status if status >= 0 else 128 - status
 
     def _sockets(self) -> "list[Any]":
-        found = [self._woken]  # type: list[Any]
+        found = [self._woken, self._words]  # type: list[Any]
         for each in (self._kernel, self._warm, self._next, self._control):
             found += each.sockets() if each is not None else []
         return found
@@ -275,6 +280,7 @@ class Supervisor:
         # Memory that was used up ends a process by this signal, and perhaps only one that the kernel started.
         out_of_memory = status == -signal.SIGKILL and self._kills > before
         told = {"exited": kernel.start, "status": status, "out_of_memory": out_of_memory}
+        told["last"] = self._words.told()
         # Of a kernel that ends with its pod, whoever has ended that knows why.
         if self._control is not None and self._killed_at is None:
             self._control.tell(told)
@@ -318,6 +324,7 @@ class Supervisor:
         """Let the kernel begin that was forked, or start one as a process."""
         self._is_wanted = self._is_asked = False
         self._fork = None
+        self._words.forget()
         start = self._next_start()
         self._file.restore()
         if fork.channel is not None:
@@ -361,6 +368,7 @@ class Supervisor:
             known = None if self._is_wanted else kernel
             reply["start"] = self._next_start() if known is None else known.start
             reply["status"] = None if known is None else known.status
+            reply["last"] = self._words.told() if reply["status"] else ""
             reply["importing"] = self._warm is not None and self._warm.is_importing
         elif verb == "signal" and type(message.get("number")) is int and 0 < message["number"] < signal.NSIG:
             if kernel is not None:
@@ -486,7 +494,7 @@ def main() -> None:
     if not argv:
         parser.error("after -- the kernel's command is missing")
     preload = list(filter(None, settings.preload.split(",")))
-    environment, warm = given_variables(), None
+    environment, warm, words = given_variables(), None, LastWords()
     environment.pop(PLACE, None)  # the template's
     if os.getpid() != 1:
         # As on one machine it ends with its parent, and says nothing to a terminal that is not there.
@@ -495,6 +503,11 @@ def main() -> None:
         modules = () if settings.prepared is None else preload
         warm = WarmStarts.fork(launched(argv), modules, environment)
         if warm is None:
+            words.leave()
             importlib.import_module(__package__ + ".template").main()
             return
-    sys.exit(Supervisor(argv, preload, settings, environment, warm).run())
+    try:
+        status = Supervisor(argv, preload, settings, environment, warm, words).run()
+    finally:
+        words.end()
+    sys.exit(status)

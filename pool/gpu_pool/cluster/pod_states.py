@@ -7,7 +7,6 @@ the cluster took ends the lease: whoever reads of it learns why.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,11 +16,8 @@ from gpu_pool.cluster.dialects.objects import listing, mapping
 from gpu_pool.cluster.dialects.pod_troubles import trouble_of
 from gpu_pool.cluster.kueue import is_queued
 from gpu_pool_client import EndReason, KernelPod, PodPhase
+from gpu_pool_client._pods import last_output, one_line, shown
 
-#: Characters of the cluster's own words that are passed on.
-_MOST_WORDS: Final = 200
-#: What terminals are told amid a text.
-_COLOURS: Final = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 _SCHEDULED: Final = "PodScheduled"
 _DISRUPTED: Final = "DisruptionTarget"
 #: What Kueue says of a pod before it deletes it.
@@ -118,7 +114,7 @@ def read_pod(pod: Manifest, around: PodSurroundings) -> tuple[KernelPod, PodTake
 
 def _taken(pod: Manifest, around: PodSurroundings) -> PodTaken | None:
     status = mapping(pod.get("status"))
-    reason, message = str(status.get("reason") or ""), _cut(status.get("message"))
+    reason, message = str(status.get("reason") or ""), shown(status.get("message"))
     if reason == "DeadlineExceeded":
         return PodTaken(EndReason.TOO_LONG, "It ran for as long as its course allows.")
     ended = _terminated(pod)
@@ -163,16 +159,16 @@ def cause_of(pod: Manifest, around: PodSurroundings) -> PodFailureCause | None:
         return None
     status = mapping(pod.get("status"))
     if is_refused(pod):
-        return PodFailureCause(str(status.get("reason")), _one_line(status.get("message")))
+        return PodFailureCause(str(status.get("reason")), one_line(status.get("message")))
     waiting = _waiting(pod)
-    said = PodFailureCause(str(waiting.get("reason") or ""), _one_line(waiting.get("message")))
+    said = PodFailureCause(str(waiting.get("reason") or ""), one_line(waiting.get("message")))
     if trouble_of(said.reason, said.message):
         return said
     if around.event is not None:
         return around.event
     scheduled = _condition(pod, _SCHEDULED)
     if scheduled is not None and scheduled.get("status") == "False":
-        return PodFailureCause(str(scheduled.get("reason") or ""), _one_line(scheduled.get("message")))
+        return PodFailureCause(str(scheduled.get("reason") or ""), one_line(scheduled.get("message")))
     return None
 
 
@@ -189,13 +185,13 @@ def _why_deleted(pod: Manifest, around: PodSurroundings) -> str:
         return _BY_NOTEBOOK
     condition = _condition(pod, _EVICTED_BY_KUEUE)
     if condition is not None and condition.get("status") == "True":
-        return _filled("The cluster's queue took its place back: {message}", _cut(condition.get("message")))
+        return _filled("The cluster's queue took its place back: {message}", shown(condition.get("message")))
     condition = _condition(pod, _DISRUPTED)
     if condition is not None and condition.get("status") == "True":
         known = _TAKEN.get(str(condition.get("reason")))
-        return known or _filled("The cluster took it away: {message}", _cut(condition.get("message")))
+        return known or _filled("The cluster took it away: {message}", shown(condition.get("message")))
     if str(status.get("reason") or "") in _FAILED:
-        return _filled(_FAILED[str(status["reason"])], _cut(status.get("message")))
+        return _filled(_FAILED[str(status["reason"])], shown(status.get("message")))
     return BY_SOMEBODY if around.node_ready else _TAKEN["DeletionByTaintManager"]
 
 
@@ -210,7 +206,7 @@ def _living(pod: Manifest, around: PodSurroundings) -> KernelPod:
         message = "" if around.node_ready else _SILENT_NODE
         return _value(pod, PodPhase.RUNNING, address=address, message=message)
     if is_queued(pod):
-        message = _filled("It waits in the cluster's own queue. {message}", _cut(around.queue))
+        message = _filled("It waits in the cluster's own queue. {message}", shown(around.queue))
         return _value(pod, PodPhase.QUEUED, message=message)
     return _value(pod, PodPhase.STARTING, message=_why_not_yet(pod, around))
 
@@ -223,8 +219,8 @@ def _ended(pod: Manifest, terminated: Manifest) -> KernelPod:
     if reason == "OOMKilled":
         message = f"It used more than its {_memory(pod)} of memory (not of the GPU), and was ended."
     elif reason in ("StartError", "ContainerCannotRun"):
-        message = _filled("It could not be started: {message}", _cut(terminated.get("message")))
-    elif last := _last_output(terminated.get("message")):
+        message = _filled("It could not be started: {message}", shown(terminated.get("message")))
+    elif last := last_output(terminated.get("message")):
         message = f"It ended with status {code}. Its last output: {last}"
     return _value(pod, PodPhase.ENDED, message=message, exit_code=code)
 
@@ -245,9 +241,11 @@ def _why_not_yet(pod: Manifest, around: PodSurroundings) -> str:
     if scheduled is None or scheduled.get("reason") == "SchedulingGated":
         return "A machine is being chosen for it."
     if scheduled.get("reason") == "SchedulerError":
-        return _filled("Placing it has failed, and is tried again: {message}", _cut(scheduled.get("message")))
+        return _filled(
+            "Placing it has failed, and is tried again: {message}", shown(scheduled.get("message"))
+        )
     if scheduled.get("status") != "True":
-        return _filled("Its machine has no capacity for it yet: {message}", _cut(scheduled.get("message")))
+        return _filled("Its machine has no capacity for it yet: {message}", shown(scheduled.get("message")))
     return _WAITING["ContainerCreating"]
 
 
@@ -277,28 +275,6 @@ def _memory(pod: Manifest) -> str:
     containers = listing(mapping(pod.get("spec")).get("containers"))
     limits = mapping(mapping(next(iter(containers), {}).get("resources")).get("limits"))
     return str(limits.get("memory", "limit"))
-
-
-def _cut(text: object) -> str:
-    """Return the cluster's words as they can be shown: one line, no more than is read."""
-    line = _one_line(text)
-    return line if len(line) <= _MOST_WORDS else line[: _MOST_WORDS - 3] + "..."
-
-
-def _one_line(text: object) -> str:
-    plain = _COLOURS.sub("", str(text or ""))
-    return " ".join("".join(each if each.isprintable() else " " for each in plain).split())
-
-
-def _last_output(text: object) -> str:
-    """Return the last lines of a log, which say most, as far as they can be shown."""
-    said = ""
-    for line in reversed(str(text or "").splitlines()):
-        more = f"{_cut(line)} {said}".strip()
-        if len(more) > _MOST_WORDS:
-            break
-        said = more
-    return said
 
 
 def _filled(template: str, message: str) -> str:

@@ -20,6 +20,7 @@ from jupyter_client.session import Session
 
 from gpu_pool_client import GpuPoolError, Lease, Process, format_duration
 from gpu_pool_client._log import get_logger
+from gpu_pool_client._pods import last_output
 from gpu_pool_provisioner.launchers.base import (
     START_TIMEOUT,
     HeldLease,
@@ -178,8 +179,9 @@ class PodRun(KernelRun):
         status = await self._status(await self._supervisor())
         if status != 0 and self._killing is None:
             connected = self._pod.connected
+            how = _how(status, connected.last_words if connected is not None else "")
             is_out_of_memory = connected is not None and connected.out_of_memory
-            self.exit_message = texts.ended_by_itself(_OUT_OF_MEMORY if is_out_of_memory else _how(status))
+            self.exit_message = texts.ended_by_itself(_OUT_OF_MEMORY if is_out_of_memory else how)
         self._finish()
 
     async def _supervisor(self) -> SupervisorConnection:
@@ -329,11 +331,13 @@ class PodRun(KernelRun):
         super().close()
 
 
-def _how(status: int) -> str:
-    """Say how a kernel has ended by its exit status, or by minus the signal."""
+def _how(status: int, last_words: str) -> str:
+    """Say how a kernel has ended by its exit status, or by minus the signal, and what it wrote last."""
+    last = last_output(last_words)
+    said = f" Its last output: {last}" if last else ""
     if status >= 0:
-        return f"It ended with status {status}."
+        return f"It ended with status {status}.{said}"
     try:
-        return f"It was ended by the signal {signal.Signals(-status).name}."
+        return f"It was ended by the signal {signal.Signals(-status).name}.{said}"
     except ValueError:
-        return f"It was ended by the signal {-status}."
+        return f"It was ended by the signal {-status}.{said}"

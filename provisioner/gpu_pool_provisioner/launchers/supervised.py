@@ -48,6 +48,8 @@ class SupervisorConnection:
         self._exits: dict[int, asyncio.Future[int]] = {}
         #: Whether the kernel that has ended last had used up the container's memory.
         self.out_of_memory = False
+        #: What it had written last to standard error.
+        self.last_words = ""
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -92,6 +94,7 @@ class SupervisorConnection:
         state = await self._ask({"verb": "state"})
         self._note_start(int(state["start"]))
         if state["status"] is not None:
+            self.last_words = str(state.get("last", ""))
             self._note_exit(self._start, int(state["status"]))
 
     async def restart(self, *, within: float) -> None:
@@ -206,6 +209,7 @@ class SupervisorConnection:
         self._received += 1
         if "exited" in message:
             self.out_of_memory = bool(message["out_of_memory"])
+            self.last_words = str(message.get("last", ""))
             self._note_exit(int(message["exited"]), int(message["status"]))
         answer = self._answers.get(message.get("to", 0))
         if answer is not None and not answer.done():

@@ -193,6 +193,13 @@ async def test_a_restart_keeps_the_pod_and_so_does_a_kernel_that_is_killed(
         await km.restart_kernel()
         told = " ".join((await said(page, "print('on')")).split())
         assert "its variables are gone. It was ended by the signal SIGKILL." in told
+        page.run("import os; os.abort()")
+        await eventually(has_ended, within=LONG)
+        await km.restart_kernel()
+        told = " ".join((await said(page, "print('on')")).split())
+        assert (
+            "It was ended by the signal SIGABRT. Its last output: Fatal Python error: Aborted: File" in told
+        )
         (after,) = kernels(cluster, namespace)
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         (status,) = after["status"]["containerStatuses"]

@@ -37,6 +37,7 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,7 +112,7 @@ static int load(int pid, struct process *process) {
     char name[16], state[16];
     snprintf(name, sizeof name, "%d", pid);
     FILE *file = in_folder(name, "r");
-    if (!file || kill(pid, 0)) return 0;
+    if (!file || (kill(pid, 0) && errno != EPERM)) return 0;
     process->pid = pid;
     process->state = STATES;
     if (fscanf(file, "%15s %d %d", state, &process->mib, &process->gpu) == 3)
