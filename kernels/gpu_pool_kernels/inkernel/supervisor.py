@@ -279,8 +279,12 @@ class Supervisor:
         before, self._kills = self._kills, free_memory.memory_kills()
         # Memory that was used up ends a process by this signal, and perhaps only one that the kernel started.
         out_of_memory = status == -signal.SIGKILL and self._kills > before
-        told = {"exited": kernel.start, "status": status, "out_of_memory": out_of_memory}
-        told["last"] = self._words.told()
+        told = {
+            "exited": kernel.start,
+            "status": status,
+            "out_of_memory": out_of_memory,
+            "last": self._words.told(),
+        }  # type: dict[str, Any]
         # Of a kernel that ends with its pod, whoever has ended that knows why.
         if self._control is not None and self._killed_at is None:
             self._control.tell(told)
@@ -494,7 +498,7 @@ def main() -> None:
     if not argv:
         parser.error("after -- the kernel's command is missing")
     preload = list(filter(None, settings.preload.split(",")))
-    environment, warm, words = given_variables(), None, LastWords()
+    environment, warm, last_words = given_variables(), None, LastWords()
     environment.pop(PLACE, None)  # the template's
     if os.getpid() != 1:
         # As on one machine it ends with its parent, and says nothing to a terminal that is not there.
@@ -503,11 +507,11 @@ def main() -> None:
         modules = () if settings.prepared is None else preload
         warm = WarmStarts.fork(launched(argv), modules, environment)
         if warm is None:
-            words.leave()
+            last_words.leave()
             importlib.import_module(__package__ + ".template").main()
             return
     try:
-        status = Supervisor(argv, preload, settings, environment, warm, words).run()
+        status = Supervisor(argv, preload, settings, environment, warm, last_words).run()
     finally:
-        words.end()
+        last_words.end()
     sys.exit(status)

@@ -117,6 +117,26 @@ async def test_a_cell_is_told_and_interrupted_and_a_kernel_that_frees_its_memory
             assert "655 MiB granted; use is measured on this kernel's node" in "".join(shown)
 
 
+async def test_a_cell_that_runs_out_of_memory_says_what_its_slice_has_and_what_is_used(
+    jupyter_env: JupyterEnv, manager: Managers, watched: Watched
+) -> None:
+    km = manager(jupyter_env.install("course", "2%"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("class OutOfMemoryError(RuntimeError): __module__ = 'torch.cuda'").done(within=120)
+        (lease,) = (await watched.pool.status()).leases
+        async with watched.using(412):
+
+            async def is_known() -> bool:
+                return (await watched.pool.activity(lease.id)).memory_mib == 412
+
+            await eventually(is_known, within=60)
+            cell = page.run("raise OutOfMemoryError('CUDA out of memory.')")
+            told = " ".join("".join((await cell.done(within=120)).outputs).split())
+        assert "GPU memory ran out: this kernel's slice is 2%, with 655 MiB of memory" in told
+        assert "This kernel uses 412 MiB of the 655 MiB that it may use, as its node sees it." in told
+
+
 async def test_a_kernel_that_stays_over_its_memory_ends_with_its_slice_and_its_next_cell_says_why(
     jupyter_env: JupyterEnv, manager: Managers, watched: Watched
 ) -> None:
