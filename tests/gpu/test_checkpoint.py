@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,25 @@ for line in sys.stdin:
 """
 
 
+#: As a node's agent does it for the pod of one process: FOLDER VERB PID DEVICE.
+MOVE = """
+import sys
+from pathlib import Path
+from gpu_pool.cluster.node_agent.cgroups import Container
+from gpu_pool.cluster.node_agent.suspending import PodSuspender
+from gpu_pool.settings import PoolSettings
+from gpu_pool_client import MemoryMove, MoveVerb
+folder, verb, pid, device = sys.argv[1:]
+suspender = PodSuspender(Path(folder), PoolSettings(checkpoint="on"), {int(pid): Container("uid", "")}.get)
+result = suspender.move(MemoryMove("1", MoveVerb(verb), "uid", (), device))
+suspender.close()
+print(result.outcome.value, result.why)
+"""
+#: The rights of an agent in its pod, of root's; and a process in namespaces of its own, as a container is.
+AGENT = ["setpriv", "--bounding-set=-all,+dac_read_search,+sys_ptrace", "--no-new-privs"]
+IN_POD = ["unshare", "--pid", "--mount-proc", "--ipc", "--uts", "--fork"]
+
+
 @pytest.fixture
 def pool(device: Device, seen: None, tmp_path: Path) -> Iterator[Checkpoint]:
     with closing(Checkpoint(tmp_path, PoolSettings(checkpoint=True))) as pool:
@@ -63,9 +83,9 @@ def pool(device: Device, seen: None, tmp_path: Path) -> Iterator[Checkpoint]:
 
 
 @contextmanager
-def holding(code: str) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
+def holding(code: str, *within: str) -> Iterator[subprocess.Popen[str]]:
+    pipe, command = subprocess.PIPE, [*within, sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         try:
             assert said(process) == "ready"
             yield process
@@ -108,6 +128,31 @@ def test_memory_is_free_for_another_and_comes_back(kind: str, pool: Checkpoint, 
             assert asked(another) == before
         pool.restore("lease")
         assert asked(process) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an agent that suspends is root")
+@pytest.mark.skipif(not (shutil.which("setpriv") and shutil.which("unshare")), reason="needs util-linux")
+@pytest.mark.usefixtures("pool")
+def test_an_agent_with_two_capabilities_moves_what_a_process_in_a_pod_keeps(
+    device: Device, tmp_path: Path
+) -> None:
+    """The driver does it across namespaces, and for no more rights than the agent of a node has."""
+    with holding(DRIVER, *IN_POD) as outer:
+        (kernel,) = psutil.Process(outer.pid).children(recursive=True)
+
+        def moved(verb: str) -> str:
+            words = [*AGENT, sys.executable, "-c", MOVE, str(tmp_path / "node"), verb]
+            done = subprocess.run([*words, str(kernel.pid), device.uuid], capture_output=True, text=True)
+            return (done.stdout or done.stderr).strip()
+
+        before, held = asked(outer), free()
+        try:
+            assert moved("suspend") == "done"
+            assert free() - held >= GIB
+            assert moved("restore") == "done"
+            assert asked(outer) == before
+        finally:
+            kernel.kill()
 
 
 def workers() -> list[int]:
