@@ -235,7 +235,23 @@ async def test_a_kernel_that_cannot_be_suspended_goes_on_with_its_slice(
             await pool.park(lease_id)
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
         assert node.driver.state(pid) == "running"
-        assert not is_marked(node, lease_id)
+        await until(lambda: not is_marked(node, lease_id))
+        assert node.driver.state(pid) == "running"
+
+
+async def test_what_a_second_agent_is_at_is_not_taken_for_kept(pool: GpuPool, node: Node, pid: int) -> None:
+    """While an agent is replaced there may be two of them on a node."""
+    lease_id = await started(pool, node, pid)
+    async with node.agent(pool), node.agent(pool):
+        await can_be_moved(pool, lease_id)
+        node.driver.scenario(f"hold checkpoint {pid}")
+        parking = asyncio.ensure_future(pool.park(lease_id))
+        await until(lambda: "checkpoint" in node.driver.calls(pid))
+        with pytest.raises(NotAllowed, match="being suspended or restored by another process"):
+            await parking
+        node.driver.scenario()
+        await until(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
+        assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
 async def test_memory_that_the_pod_may_not_have_is_not_taken(pool: GpuPool, node: Node, pid: int) -> None:

@@ -172,9 +172,9 @@ class PodSuspension:
         result = await self._done(self._want(MoveVerb.SUSPEND, pod, lease), lease)
         if result.outcome is MoveOutcome.LOST:
             await self._end_lost(lease.id, result.why)
-        if result.outcome is MoveOutcome.KEPT:
-            await self._mark(pod, None)
         if result.outcome is not MoveOutcome.DONE:
+            # It is restored then also where nothing has changed, which changes nothing: another agent, which
+            # is about to end, may have been at it.
             raise _kept(result.why)
 
     async def restore(self, lease: Lease) -> None:
