@@ -1,0 +1,196 @@
+"""A Slurm cluster of two nodes on this machine, with GPUs in name only.
+
+Debian's munge, slurmctld and slurmd (``apt install slurm-wlm slurm-wlm-basic-plugins munge``), in a folder of
+their own and at ports of their own, as the user that runs the tests::
+
+    with slurm_cluster(folder) as slurm:             # some seconds
+        slurm.run("srun", "--gres=shard:40", "true")
+
+``n1`` has two GPUs of the type ``v100`` and ``n2`` one of the type ``t4``, each in 100 shards. A GPU is a
+device file that every machine has: Slurm counts it, names it to jobs, and limits nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.ports import free_ports
+
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
+#: Debian's own place for daemons, which not everybody has in ``PATH``.
+_PLACES = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+#: Seconds for a daemon to answer, and to end.
+_STARTS_WITHIN, _ENDS_WITHIN = 120.0, 30.0
+#: Seconds between two questions to it meanwhile.
+_EVERY = 0.1
+
+_CONFIGURATION = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmUser={user}
+SlurmdUser={user}
+SlurmctldPort={port}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=bf_interval=1,sched_min_interval=100000
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=2
+MpiDefault=none
+GresTypes=gpu,shard
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=16 Gres=gpu:v100:2,shard:200
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 Gres=gpu:t4:1,shard:100
+PartitionName=gpu Nodes=n1,n2 Default=YES MaxTime=1:00:00 DefaultTime=30:00
+"""
+_DEVICES = """\
+NodeName=n1 Name=gpu Type=v100 File=/dev/null
+NodeName=n1 Name=gpu Type=v100 File=/dev/zero
+NodeName=n1 Name=shard Count=200
+NodeName=n2 Name=gpu Type=t4 File=/dev/null
+NodeName=n2 Name=shard Count=100
+"""
+
+
+def missing() -> str:
+    """Say which of Slurm's programs this machine lacks; empty for none."""
+    absent = [name for name in _PROGRAMS if shutil.which(name, path=_PLACES) is None]
+    if not absent:
+        return ""
+    return f"Slurm's {', '.join(absent)} are missing: apt install slurm-wlm slurm-wlm-basic-plugins munge"
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running cluster."""
+
+    folder: Path
+    #: The variables by which Slurm's commands find it.
+    environment: Mapping[str, str]
+
+    def run(self, *words: str, **environ: str) -> str:
+        """Run a command, and return what it printed."""
+        done = subprocess.run(
+            words,
+            env={**self.environment, **environ},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def python(self, code: str, *options: str, **environ: str) -> str:
+        """Run Python ``code`` in a job of its own, with these options of ``srun``; return what it printed."""
+        return self.run("srun", "--quiet", *options, sys.executable, "-c", code, **environ)
+
+    def submit(self, script: str, *options: str, **environ: str) -> str:
+        """Submit a shell script, and return the job's id. Its output goes to ``output(id)``."""
+        file = self.folder / f"job-{time.monotonic_ns()}.sh"
+        file.write_text(f"#!/bin/bash\n{script}\n")
+        where = f"--output={self.folder}/job-%j.out"
+        return self.run("sbatch", "--parsable", where, *options, str(file), **environ).strip()
+
+    def output(self, job: str) -> Path:
+        return self.folder / f"job-{job}.out"
+
+    def state(self, job: str) -> str:
+        """Return ``RUNNING``, ``PENDING`` …, also of a job that has ended lately."""
+        return self.job(job)["JobState"]
+
+    def job(self, job: str) -> dict[str, str]:
+        """Return what Slurm shows of a job."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(word.partition("=")[::2] for word in words)
+
+    def until(self, job: str, state: str) -> None:
+        """Return once a job is in that state; Slurm tells nobody, so that it is asked."""
+        give_up_at = time.monotonic() + _STARTS_WITHIN
+        while (now := self.state(job)) != state:
+            assert time.monotonic() < give_up_at, f"{now}\n{self.output(job).read_text()}"
+            time.sleep(_EVERY)
+
+    def cancel_all(self) -> None:
+        """End all jobs, and return once none is left."""
+        while jobs := self.run("squeue", "--noheader", "--format=%A").split():
+            self.run("scancel", "--quiet", *jobs)
+            time.sleep(_EVERY)
+
+
+@contextmanager
+def slurm_cluster(folder: Path) -> Iterator[Slurm]:
+    """Run a cluster in the empty ``folder``; end it, and all that runs in it."""
+    port, *ports = free_ports(3)
+    host = socket.gethostname().partition(".")[0]
+    told = {"folder": folder, "host": host, "user": _user_name(), "port": port, "ports": ports}
+    (folder / "slurm.conf").write_text(_CONFIGURATION.format(**told))
+    (folder / "gres.conf").write_text(_DEVICES)
+    (folder / "state").mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    environment = {**os.environ, "PATH": _PLACES, "SLURM_CONF": str(folder / "slurm.conf")}
+    slurm = Slurm(folder, environment)
+    with ExitStack() as running:
+        running.enter_context(_daemon(folder, "munged", _munged(folder), environment))
+        _wait_for(environment, ("munge", "--socket", f"{folder}/munge.socket", "--no-input"))
+        running.enter_context(_daemon(folder, "slurmctld", ("slurmctld", "-D", "-c"), environment))
+        for node in ("n1", "n2"):
+            running.enter_context(_daemon(folder, node, ("slurmd", "-D", "-N", node), environment))
+        running.callback(slurm.cancel_all)
+        _wait_for(environment, ("sinfo", "--noheader", "--states=idle", "--format=%D"), "2\n")
+        yield slurm
+
+
+def _munged(folder: Path) -> Sequence[str]:
+    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    options = [f"--{option}={folder}/munge.{end}" for option, end in files.items()]
+    return ("munged", "--foreground", "--force", *options)
+
+
+def _user_name() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+@contextmanager
+def _daemon(folder: Path, name: str, command: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, env=dict(environ), stdout=log, stderr=log, cwd=folder)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(_ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(environ: Mapping[str, str], command: Sequence[str], printed: str = "") -> None:
+    """Return once a command works, and prints that; they all are asked: nothing tells of it."""
+    give_up_at = time.monotonic() + _STARTS_WITHIN
+    while True:
+        done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, check=False)
+        if done.returncode == 0 and printed in done.stdout:
+            return
+        assert time.monotonic() < give_up_at, f"{command}: {done.stdout}{done.stderr}"
+        time.sleep(_EVERY)
