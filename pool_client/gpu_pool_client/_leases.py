@@ -50,6 +50,15 @@ class Terms:
     yield_after: float | None = None
     #: Whether its pod goes on while its slice is lent to others. Else a kernel in a pod is never parked.
     parks_in_pod: bool = False
+    #: The job of a batch system that its devices are of, such as ``Slurm job 4711``; empty for none.
+    job: str = ""
+    #: Unix seconds at which that job ends, and everything in it; None where that is not known, or never.
+    job_ends_at: float | None = None
+
+    @property
+    def over_at(self) -> float | None:
+        """When it is over at the latest, by its own end or that of its job; None for no limit."""
+        return min((at for at in (self.ends_at, self.job_ends_at) if at is not None), default=None)
 
     @property
     def why_it_ends(self) -> str:
@@ -74,7 +83,7 @@ class Terms:
     @property
     def has_limits(self) -> bool:
         """Whether anything may be taken away while the kernel lives."""
-        return self.revocable or self.ends_at is not None or self.idle_limit is not None
+        return self.revocable or bool(self.job) or self.ends_at is not None or self.idle_limit is not None
 
 
 def gives_way_after(yield_after: float) -> float:

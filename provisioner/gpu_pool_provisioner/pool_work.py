@@ -557,11 +557,12 @@ def _unix(moment: float | None) -> float | None:
 
 
 def on_our_clock(lease: Lease) -> Lease:
-    """Return the lease with the end of its terms by ``time.monotonic()``, which nobody sets."""
-    if lease.terms.ends_at is None:
+    """Return the lease with the ends of its terms by ``time.monotonic()``, which nobody sets."""
+    terms, ours = lease.terms, time.monotonic() - time.time()
+    if terms.over_at is None:
         return lease
-    ends_at = lease.terms.ends_at - time.time() + time.monotonic()
-    return replace(lease, terms=replace(lease.terms, ends_at=ends_at))
+    ends_at, job_ends_at = (None if at is None else at + ours for at in (terms.ends_at, terms.job_ends_at))
+    return replace(lease, terms=replace(terms, ends_at=ends_at, job_ends_at=job_ends_at))
 
 
 def _refused(error: GpuPoolError) -> dict[str, Any]:

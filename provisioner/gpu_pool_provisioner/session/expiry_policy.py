@@ -28,6 +28,16 @@ class ExpiryAction(enum.Enum):
 _FIRST: Final = (ExpiryAction.END, ExpiryAction.PARK, ExpiryAction.WARN)
 
 _LEASE_ENDS: Final = "This GPU slice ends in {{}}, and the kernel with it, because {why}. Save what you need."
+#: How long before the end of a job whoever runs something in it is warned, in seconds.
+_JOB_WARNINGS: Final = (600.0, 120.0)
+_JOB_ENDS: Final = (
+    "{job} ends in {left}, and this kernel with it: the time limit of the job is reached then. Save what you "
+    "need."
+)
+#: What such warnings are remembered as, begins with this.
+_OF_JOB: Final = "job "
+#: Seconds by which the end of a job is another one: by less it differs since clocks do.
+_MOVED: Final = 30.0
 LEASE_ENDED: Final = "The kernel was ended: its GPU slice had been held for as long as its course allows."
 _ENDED_AS_ASKED: Final = "The kernel was ended: its GPU slice had been held for as long as was asked for."
 _IDLE_ENDS: Final = (
@@ -175,7 +185,7 @@ def keep(terms: Terms, wanted: float, now: float) -> tuple[float, str]:
 def step(terms: Terms, seen: KernelObservation, now: float, times: SessionTimes = DEFAULT) -> ExpiryStep:
     """Decide what to do. The end of the lease comes first; then idleness, which the device overrules."""
     due = [_end_of_lease(terms, seen, now), _asked_back(seen, now, times), _end_as_idle(terms, seen, now)]
-    due.append(_gives_way(terms, seen, now))
+    due += [_gives_way(terms, seen, now), _end_of_job(terms, seen, now)]
     first = next((each for act in _FIRST for each in due if each.act is act), None)
     first = first or min(due, key=lambda each: each.again_in)
     return replace(first, again_in=min(times.seldom, max(times.often, first.again_in)))
@@ -183,8 +193,9 @@ def step(terms: Terms, seen: KernelObservation, now: float, times: SessionTimes 
 
 def warning_at_start(terms: Terms, now: float) -> ExpiryStep:
     """Decide what is said of the lease's end to whoever gets the slice now: a warning, or nothing."""
-    due = _end_of_lease(terms, KernelObservation(busy=True, idle_since=now), now)
-    return due if due.act is ExpiryAction.WARN else ExpiryStep(ExpiryAction.NOTHING)
+    seen = KernelObservation(busy=True, idle_since=now)
+    due = [_end_of_lease(terms, seen, now), _end_of_job(terms, seen, now)]
+    return next((each for each in due if each.act is ExpiryAction.WARN), ExpiryStep(ExpiryAction.NOTHING))
 
 
 def _end_of_lease(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
@@ -193,6 +204,27 @@ def _end_of_lease(terms: Terms, seen: KernelObservation, now: float) -> ExpirySt
     ending = _END_AS_SAID if terms.ends_as_asked else _END_OF_LEASE
     warning = _LEASE_ENDS.format(why=terms.why_it_ends)
     return _warn_then_end(terms, seen, now, terms.ends_at, warning, ending)
+
+
+def _end_of_job(terms: Terms, seen: KernelObservation, now: float) -> ExpiryStep:
+    """Decide what is said of the end of its job, which whoever runs that brings about."""
+    if terms.job_ends_at is None or now >= terms.job_ends_at:
+        return ExpiryStep(ExpiryAction.NOTHING)
+    left = terms.job_ends_at - now
+    again_in = left - max((before for before in _JOB_WARNINGS if before < left), default=0.0)
+    said = [before for before in _JOB_WARNINGS if left <= before]
+    if said and (warning := f"{_OF_JOB}{said[-1]:g}") not in seen.warned:
+        message = _JOB_ENDS.format(job=terms.job, left=format_duration(math.ceil(left / 10) * 10))
+        return ExpiryStep(ExpiryAction.WARN, message, again_in, warning)
+    return ExpiryStep(ExpiryAction.NOTHING, again_in=again_in)
+
+
+def warned_of_now(warned: frozenset[str], before: Terms, after: Terms) -> frozenset[str]:
+    """Return what a kernel's user is warned of after its terms have changed: not of a job's former end."""
+    ends = before.job_ends_at, after.job_ends_at
+    if None in ends or abs((ends[0] or 0.0) - (ends[1] or 0.0)) > _MOVED:
+        return frozenset(each for each in warned if not each.startswith(_OF_JOB))
+    return warned
 
 
 def _asked_back(seen: KernelObservation, now: float, times: SessionTimes) -> ExpiryStep:

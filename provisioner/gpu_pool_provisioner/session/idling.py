@@ -217,7 +217,10 @@ def after_observation(idling: Idling, event: Observed, now: float) -> tuple[Idli
     if lease.state is not LeaseState.HELD:
         step = _without_slice(idling, event, now)
         return _later(idling, step.again_in, now), step, tells
-    idling = replace(idling, terms=lease.terms, may_burst=bool(lease.limit_mib), burst=_burst(lease))
+    warned = expiry_policy.warned_of_now(idling.warned, idling.terms, lease.terms)
+    idling = replace(
+        idling, terms=lease.terms, may_burst=bool(lease.limit_mib), burst=_burst(lease), warned=warned
+    )
     if lease.interrupt_at is not None:
         idling = replace(idling, interrupted_at=lease.interrupt_at)
     step = expiry_policy.step(

@@ -14,6 +14,7 @@ from gpu_pool_provisioner.session.expiry_policy import (
     keep,
     keeps_variables,
     step,
+    warned_of_now,
     yields_at,
 )
 
@@ -147,6 +148,43 @@ def test_a_length_that_was_said_is_warned_of_and_kept_as_such() -> None:
     assert "ends in 5min, and the kernel with it, because nothing longer was asked for." in warning.message
     assert (end.act, end.reason) == (ExpiryAction.END, EndReason.TOO_LONG)
     assert end.message.endswith("had been held for as long as was asked for.")
+
+
+def test_the_end_of_a_job_is_warned_of_twice_and_left_to_who_runs_it() -> None:
+    terms = Terms(job="Slurm job 7", job_ends_at=NOW + 3600)
+    busy = replace(IDLE, busy=True)
+    assert terms.has_limits
+    assert step(terms, busy, NOW + 2999).act is ExpiryAction.NOTHING
+    assert step(terms, busy, NOW + 2990).again_in == pytest.approx(10)
+    first = step(terms, busy, NOW + 3001)
+    assert (first.act, first.again_in) == (ExpiryAction.WARN, 30)
+    assert first.message == (
+        "Slurm job 7 ends in 10min, and this kernel with it: the time limit of the job is reached then. "
+        "Save what you need."
+    )
+    told = replace(busy, warned=frozenset({first.warns_of}))
+    assert step(terms, told, NOW + 3479).act is ExpiryAction.NOTHING
+    second = step(terms, told, NOW + 3481)
+    assert "Slurm job 7 ends in 2min, and" in second.message
+    told = replace(told, warned=told.warned | {second.warns_of})
+    assert [step(terms, told, NOW + at).act for at in (3599, 3600, 9000)] == [ExpiryAction.NOTHING] * 3
+
+
+def test_of_a_jobs_end_that_was_moved_is_warned_again() -> None:
+    before = Terms(job="Slurm job 7", job_ends_at=NOW + 600)
+    warning = step(before, IDLE, NOW)
+    warned = frozenset({warning.warns_of, "of something else"})
+    same = replace(before, job_ends_at=NOW + 601)
+    assert warned_of_now(warned, before, same) == warned
+    for moved in (NOW + 4200, None):
+        after = replace(before, job_ends_at=moved)
+        assert warned_of_now(warned, before, after) == {"of something else"}
+
+
+def test_a_lease_that_ends_before_its_job_ends_as_its_course_says() -> None:
+    terms = Terms(ends_at=NOW + 60, warn_before=300, job="Slurm job 7", job_ends_at=NOW + 90)
+    assert step(terms, IDLE, NOW + 60).act is ExpiryAction.END
+    assert terms.over_at == NOW + 60
 
 
 def test_the_end_of_the_lease_comes_before_parking() -> None:
