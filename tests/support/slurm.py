@@ -31,6 +31,8 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scon
 _PLACES = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 #: Seconds for a daemon to answer, and to end.
 _STARTS_WITHIN, _ENDS_WITHIN = 120.0, 30.0
+#: States of a job that has not ended.
+_UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED")
 #: Seconds between two questions to it meanwhile.
 _EVERY = 0.1
 
@@ -125,7 +127,8 @@ class Slurm:
         """Return once a job is in that state; Slurm tells nobody, so that it is asked."""
         give_up_at = time.monotonic() + _STARTS_WITHIN
         while (now := self.state(job)) != state:
-            assert time.monotonic() < give_up_at, f"{now}\n{self.output(job).read_text()}"
+            is_over = now not in _UNDER_WAY or time.monotonic() > give_up_at
+            assert not is_over, f"{now}\n{self.output(job).read_text()}"
             time.sleep(_EVERY)
 
     def cancel_all(self) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from gpu_pool.cli.kernels import refusals
 from gpu_pool.cli.session import CommandSession, shows_all
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.devices.inventory import VARIABLE
+from gpu_pool.embedded import allocation
+from gpu_pool.embedded.allocation import Allocation
 from gpu_pool.embedded.pool import store_path
 from gpu_pool.store import files
 from gpu_pool.store.database import Database
@@ -33,6 +36,8 @@ from gpu_pool_client import (
     PoolStatus,
     PreparedStatus,
     SliceRequest,
+    format_duration,
+    format_share,
     parse_request,
 )
 
@@ -109,6 +114,7 @@ def check_machine(*, is_client: bool = False) -> Iterator[Check]:
         for problem in inventory.problems:
             yield Check("gpus", "note", problem)
         yield from _hidden(inventory)
+        yield from check_allocation(inventory)
     elif is_client:
         *problems, _ = inventory.problems
         yield Check(
@@ -129,6 +135,25 @@ def check_machine(*, is_client: bool = False) -> Iterator[Check]:
             "not on the PATH",
             "Install the NVIDIA driver's utilities, or extend the PATH.",
         )
+
+
+def check_allocation(inventory: Inventory) -> Iterator[Check]:
+    """Say which Slurm job this runs in, what that was given of the GPUs, and when it ends."""
+    job = Allocation.of(os.environ)
+    if job is None or not inventory.by_driver:
+        return
+    try:
+        end = allocation.end_of(job.job)
+        shares = job.shares(inventory.devices, "" if job.shares is None else allocation.gres_of(job.node))
+    except allocation.SlurmSilent as error:
+        yield Check(
+            "slurm", "broken", f"{job} on {job.node}: {error}", "See whether Slurm answers: scontrol ping"
+        )
+        return
+    parts = ", ".join(f"{format_share(shares[each.uuid])} of GPU {each.index}" for each in inventory.devices)
+    given = [f"{job.shards} shards" if job.shards is not None else "", parts]
+    left = "" if end is None else f"; it ends in {format_duration(max(0.0, end - time.time()))}"
+    yield Check("slurm", "ok", f"{job} on {job.node}: {', '.join(filter(None, given)) or 'no GPU'}{left}")
 
 
 def _hidden(inventory: Inventory) -> Iterator[Check]:

@@ -141,7 +141,9 @@ def holding_rows(status: PoolStatus, now: float) -> list[list[str]]:
 
 #: Under it stands how firmly memory and compute are held, in that order.
 LIMITS = "Limits"
-LEASE_COLUMNS = ("State", "Slice", "GPU", "Memory", LIMITS, "User", "For", "Process", "Since", "Lease")
+#: Shown where a lease has one.
+JOB = "Job"
+LEASE_COLUMNS = ("State", "Slice", "GPU", "Memory", LIMITS, "User", "For", "Process", "Since", JOB, "Lease")
 
 
 def lease_row(lease: Lease, now: float) -> list[str]:
@@ -160,6 +162,7 @@ def lease_row(lease: Lease, now: float) -> list[str]:
         safe(lease.holder.kernel or "-"),
         str(lease.process.pid) if lease.process else "-",
         format_duration(now - lease.requested_at) if is_waiting else held_for(lease, now),
+        safe(lease.terms.job) or "-",
         safe(lease.id),
     ]
 
@@ -189,10 +192,15 @@ def slice_lines(lease: Lease, used: dict[str, int], now: float) -> list[tuple[st
 
 
 def _ends_in(lease: Lease, now: float) -> list[tuple[str, str]]:
-    if lease.terms.ends_at is None:
-        return []
-    left = format_duration(max(0.0, lease.terms.ends_at - now))
-    return [("Ends in", f"{left}: {lease.terms.why_it_ends}")]
+    terms, found = lease.terms, list[tuple[str, str]]()
+    if terms.ends_at is not None:
+        left = format_duration(max(0.0, terms.ends_at - now))
+        found.append(("Ends in", f"{left}: {terms.why_it_ends}"))
+    if terms.job:
+        at = terms.job_ends_at
+        ends = "" if at is None else f", which ends in {format_duration(max(0.0, at - now))}"
+        found.append(("Job", f"{safe(terms.job)}{ends}"))
+    return found
 
 
 def held_for(lease: Lease, now: float) -> str:
@@ -266,6 +274,8 @@ def plain_lease(lease: Lease) -> Plain:
             "compute": _limit(lease.enforcement.compute),
         },
         "ends_at": lease.terms.ends_at,
+        "job": lease.terms.job or None,
+        "job_ends_at": lease.terms.job_ends_at,
         "simulated": lease.simulated,
         "failure": plain_failure(lease.failure),
     }

@@ -153,9 +153,10 @@ def _status_table(status: PoolStatus) -> Shown:
     rows = formatting.lease_rows(status, time.time())
     if not rows:
         return _ONLY_OTHERS if _others_hold(status) else "Nothing is held, and nobody waits."
-    shown = [
-        column for column in formatting.LEASE_COLUMNS if column != formatting.LIMITS or not screen.is_narrow()
-    ]
+    left_out = {formatting.LIMITS} if screen.is_narrow() else set()
+    if not any(lease.terms.job for lease in status.leases):
+        left_out.add(formatting.JOB)
+    shown = [column for column in formatting.LEASE_COLUMNS if column not in left_out]
     places = [formatting.LEASE_COLUMNS.index(column) for column in shown]
     return screen.table(shown, ([row[place] for place in places] for row in rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -12,6 +13,14 @@ from typing import Final
 from gpu_pool.audit.callers import Caller
 from gpu_pool.devices import Inventory, discover
 from gpu_pool.devices.driver_check import DriverCheck
+from gpu_pool.embedded.allocation import (
+    Allocation,
+    JobEnd,
+    SlurmSilent,
+    check_fits,
+    gres_of,
+    others_use,
+)
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer
 from gpu_pool.enforcement.machine import owned, unowned
@@ -47,6 +56,11 @@ class LocalBackend(Backend):
         #: What was found last, and what that was seen from.
         self._seen: tuple[Inventory, SeenFrom] | None = None
         self._driver = DriverCheck()
+        #: The Slurm job that gave this process its devices, how many thousandths of each, by uuid, and when
+        #: it ends. A service's pool outlives the job of whoever has started it.
+        self._allocation = None if owner else Allocation.of(os.environ)
+        self._shares: Mapping[str, int] = {}
+        self._job_end = JobEnd(self._allocation.job) if self._allocation else None
         tiers = isolation or (owned if owner else unowned)(settings)
         self.enforcer = self.suspension = Enforcer(path, settings, tiers, owner=owner)
 
@@ -70,8 +84,13 @@ class LocalBackend(Backend):
         looked_at = known if found.is_broken or not found.devices else found.devices
         real = [each for each in looked_at if found.by_driver and not each.simulated and not each.node]
         faults = (await self._driver.faults(real, max_age, patience) or {}) if real else {}
-        seen = self._seen
-        return DevicesFound(found, seen[1] if seen and seen[0] is found else self._see(found), faults=faults)
+        seen_from = self._seen[1] if self._seen and self._seen[0] is found else self._see(found)
+        await self._follow_job()
+        return DevicesFound(found, seen_from, others_use(found.devices, self._shares), faults=faults)
+
+    async def _follow_job(self) -> None:
+        if self._job_end is not None:
+            await self._job_end.follow()
 
     def _see(self, found: Inventory) -> SeenFrom:
         """Return what this process sees. A service's pool has what the service has, and nothing else."""
@@ -88,7 +107,24 @@ class LocalBackend(Backend):
         if divided:
             found = found.with_unified_memory(divided)
         self._driver.seen_well()
-        return replace(found, devices=self.enforcer.adapt(found.devices))
+        return self._of_job(replace(found, devices=self.enforcer.adapt(found.devices)))
+
+    def _of_job(self, found: Inventory) -> Inventory:
+        """Note how much of the devices is this process's where a Slurm job has but a part of them."""
+        job = self._allocation
+        self._shares = {}
+        if job is None or job.shards is None or not found.by_driver or not found.devices:
+            return found
+        try:
+            self._shares = job.shares(found.devices, gres_of(job.node))
+        except SlurmSilent as error:
+            unknown = (
+                f"{job} has {job.shards} shards of the GPUs of {job.node}, and Slurm does not say how many "
+                f"shards a GPU has there: {error}. Nothing is granted until it does."
+            )
+            way_out = "See whether Slurm answers: scontrol show node. Or ask for whole GPUs: --gres=gpu:1."
+            return replace(found, devices=(), problems=(*found.problems, unknown, way_out), is_broken=False)
+        return found
 
     async def adapt(
         self,
@@ -97,11 +133,19 @@ class LocalBackend(Backend):
         caller: Caller | None = None,  # noqa: ARG002
     ) -> Adapted:
         """Return the request as it is: here it is granted to the thousandth, on whatever fits."""
+        if self._shares and self._finder.known is not None:
+            check_fits(request, self._finder.known.devices, self._shares, str(self._allocation))
         return Adapted(request)
 
     def describe(self, lease: Lease) -> Lease:
-        """See ``Backend.describe``: by the tier of its devices."""
-        return self.enforcer.state(lease)
+        """See ``Backend.describe``: by the tier of its devices, and the job that they are of."""
+        return self._in_job(self.enforcer.state(lease))
+
+    def _in_job(self, lease: Lease) -> Lease:
+        if self._allocation is None or self._job_end is None:
+            return lease
+        job_terms = replace(lease.terms, job=str(self._allocation), job_ends_at=self._job_end.at)
+        return replace(lease, terms=job_terms)
 
     def recover(self, store: StoreContext) -> None:
         """See ``Backend.recover``: limits that are still in force, and what parked leases keep."""
@@ -111,10 +155,11 @@ class LocalBackend(Backend):
         """See ``Backend.bind``: limits are made ready, and the processes held to them."""
         if process is not None:
             await self.enforcer.attach(lease, process)
-        return await self.enforcer.hand_out(lease)
+        return self._in_job(await self.enforcer.hand_out(lease))
 
     async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
         """See ``Backend.unbind``: limits are taken away."""
+        await self._follow_job()  # each that holds something comes by here
         await self.enforcer.settle(living)
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:  # noqa: ARG002
@@ -131,6 +176,8 @@ class LocalBackend(Backend):
 
     async def close(self) -> None:
         """Enforce nothing that needs this process any more."""
+        if self._job_end is not None:
+            self._job_end.close()
         self._driver.close()
         self._finder.close()
         await self.enforcer.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
 from gpu_pool.devices import Inventory, discover
+from gpu_pool.embedded.allocation import Allocation
 from gpu_pool.embedded.backend import LocalBackend
 from gpu_pool.enforcement import Isolation
 from gpu_pool.pool.core import PoolCore
@@ -42,11 +44,17 @@ def open_embedded(url: str) -> GpuPool:
 
 
 def store_path(url: str) -> Path:
-    """Return the store's file that an ``embedded:`` URL names."""
+    """Return the store's file that an ``embedded:`` URL names; without a path, this user's or this job's."""
     parts = split_url(url)
     text = "" if parts is None else unquote(parts.netloc + parts.path)
     if parts is None or parts.query or parts.fragment or (text and not text.isprintable()):
         raise BadRequest(f"{url[:200]!a} is not the URL of an embedded pool.", "Accepted: embedded:[path].")
-    path = expanded(text) if text else files.default_path()
+    path = expanded(text) if text else _default_path()
     # What SQLite and we keep beside it is beside the file itself, by whichever name it is found.
     return path.resolve() if path.is_symlink() else path.absolute()
+
+
+def _default_path() -> Path:
+    """Return this user's store; in a Slurm job that job's, whose GPUs are of one node and nobody else's."""
+    job = Allocation.of(os.environ)
+    return job.store(os.environ) if job else files.default_path()
