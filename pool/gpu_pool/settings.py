@@ -275,13 +275,7 @@ def load_settings() -> PoolSettings:
 
     Raises ``BadRequest`` that names the file, or the setting, that cannot be understood.
     """
-    merged = Config()
-    for folder in reversed(config_folders()):
-        for loader in (
-            PyFileConfigLoader(f"{_NAME}.py", path=folder),
-            JSONFileConfigLoader(f"{_NAME}.json", path=folder),
-        ):
-            merged.merge(_load(loader, Path(folder)))
+    merged = load_config()
     try:
         settings = PoolSettings(config=merged)
     except (TraitError, ConfigurableError) as error:
@@ -289,6 +283,18 @@ def load_settings() -> PoolSettings:
     # Read now, so that what is wrong with them is said before anything is granted.
     _ = settings.sharing, settings.term_start
     return settings
+
+
+def load_config() -> Config:
+    """Read what stands in Jupyter's configuration directories. Raises ``BadRequest`` that names the file."""
+    merged = Config()
+    for folder in reversed(config_folders()):
+        for loader in (
+            PyFileConfigLoader(f"{_NAME}.py", path=folder),
+            JSONFileConfigLoader(f"{_NAME}.json", path=folder),
+        ):
+            merged.merge(_load(loader, Path(folder)))
+    return merged
 
 
 def _load(loader: PyFileConfigLoader | JSONFileConfigLoader, folder: Path) -> Config:

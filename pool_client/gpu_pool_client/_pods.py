@@ -55,6 +55,9 @@ class KernelCommand:
     preload: tuple[str, ...] = ()
     #: Whether who launches it can begin it in a pod that runs already; see :attr:`KernelPod.beginning`.
     can_begin: bool = False
+    #: The command and the folder as they are where it is launched, for machines that have the same files.
+    argv_here: tuple[str, ...] = ()
+    folder_here: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,9 @@ class KernelPod:
     exit_code: int | None = None
     #: What its kernel waits for, in the answer to its launch alone; None where it starts by itself.
     beginning: Beginning | None = None
+    #: Where it listens, by the names of its connection file, and its supervisor as ``supervisor``; empty for
+    #: the ports of its command, which are free in a pod of its own.
+    ports: Mapping[str, int] = field(default_factory=dict)
 
 
 def one_line(text: object) -> str:

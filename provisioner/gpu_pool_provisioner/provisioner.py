@@ -477,11 +477,13 @@ class GPUPoolProvisioner(SliceSettings):
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
     ) -> KernelCommand:
-        argv = self.pod_argv or pod_command.command_in_pod(cmd, os.path.realpath(self.parent.connection_file))
+        file = os.path.realpath(self.parent.connection_file)
+        argv = self.pod_argv or pod_command.command_in_pod(cmd, file)
         variables = pod_command.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
         folder = pod_command.folder_in_pod(kwargs.get("cwd"), home_folder())
         preload = tuple(self.preload or ())
-        return KernelCommand(tuple(argv), connection, variables, folder, preload, can_begin=True)
+        here = pod_command.command_here(cmd, file), kwargs.get("cwd")
+        return KernelCommand(tuple(argv), connection, variables, folder, preload, True, *here)
 
     @property
     def _grace(self) -> float:

@@ -43,7 +43,7 @@ from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import SliceEnvironment
 from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
-from gpu_pool_provisioner.launchers.pod_command import command_in_pod, folder_in_pod
+from gpu_pool_provisioner.launchers.pod_command import command_here, command_in_pod, folder_in_pod
 from gpu_pool_provisioner.launchers.process import die_with_parent, ended
 from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy.backend import BackendConnection
@@ -102,7 +102,8 @@ class WrappedKernel:
         """Return what to launch in a pod; see ``LaunchPlan``."""
         argv = command_in_pod(self._command, self._connection_file)
         folder = folder_in_pod(str(Path.cwd()), home_folder())
-        return KernelCommand(argv, connection, folder=folder, can_begin=True)
+        here = command_here(self._command, self._connection_file), str(Path.cwd())
+        return KernelCommand(argv, connection, {}, folder, (), True, *here)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the kernel and what it has started."""

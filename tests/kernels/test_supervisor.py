@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
@@ -219,6 +220,17 @@ async def test_it_waits_for_a_restart_and_ends_where_none_is_asked_for(tmp_path:
         await control.restart(within=WITHIN)
         os.kill(await pod.pid(), signal.SIGKILL)
         assert await pod.ended() == 128 + signal.SIGKILL
+
+
+async def test_a_kernel_ends_once_its_server_has_been_away_for_as_long_as_it_may(tmp_path: Path) -> None:
+    async with supervised(tmp_path, "--alone", "1") as pod:
+        control = await pod.connect()
+        began = time.monotonic()
+        while time.monotonic() < began + 2:  # of longer than it may be away, it is not
+            assert await pod.value("1 + 1") == "2"
+        control.close()
+        assert await pod.ended() == 128 + signal.SIGTERM
+        assert "its server has not been heard of" in pod.log.read_text()
 
 
 async def test_who_has_connected_before_takes_over_a_kernel_again(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import gpu_pool_client
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.service.settings import ServeSettings
 from gpu_pool.settings import PoolSettings
+from gpu_pool.slurm.settings import SlurmSettings
 from gpu_pool_client import EndReason, GpuPoolError
 from gpu_pool_provisioner.server.settings import GPUPoolServer
 from gpu_pool_provisioner.settings import SliceSettings
@@ -22,7 +23,9 @@ REFERENCE = ROOT / "docs" / "reference"
 PACKAGES = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 
 
-@pytest.mark.parametrize("configurable", [PoolSettings, KubernetesSettings, SliceSettings, GPUPoolServer])
+@pytest.mark.parametrize(
+    "configurable", [PoolSettings, KubernetesSettings, SlurmSettings, SliceSettings, GPUPoolServer]
+)
 def test_every_setting_is_described(configurable: type[Configurable]) -> None:
     inherited = configurable.__mro__[1].class_traits(config=True)  # type: ignore[attr-defined]
     page = (REFERENCE / "settings.md").read_text()

@@ -22,6 +22,8 @@ With ``--prepared SECONDS`` no kernel starts before it is told by ``begin`` whic
 the command after ``--`` is that of the template. ``FILE`` has the key alone until then, which stays the key
 of this port. After so many seconds without it this process ends, with status 0.
 
+With ``--alone SECONDS`` the kernel ends once nobody who may ask has been connected for so long.
+
 Once the kernel has ended, this process ends with the same status, unless it is restarted within ``--linger``
 seconds. It waits for that only where somebody is connected, or was just before.
 """
@@ -137,7 +139,7 @@ class Supervisor:
         #: Where kernels start; None for where this process does.
         self._folder = None  # type: str | None
         self._ports = Ports(self._file.content)
-        self._ended_at = float("-inf")
+        self._began_at, self._ended_at = time.monotonic(), float("-inf")
         self._killed_at = None  # type: float | None
         #: Who waits for a restart; and whether there is to be another kernel.
         self._asked = []  # type: list[tuple[ControlConnection, int]]
@@ -223,7 +225,7 @@ class Supervisor:
             return _LOOK_OFTEN
         is_awaited = self._control is not None and self._control.awaits_somebody()
         is_soon = is_awaited or not kernel.is_bound or self._next is not None or self._lacks_template()
-        return _LOOK_SELDOM if is_soon else _LOOK_RARELY
+        return _LOOK_SELDOM if is_soon else min(_LOOK_RARELY, self._settings.alone or _LOOK_RARELY)
 
     def _is_over(self) -> bool:
         now = time.monotonic()
@@ -234,9 +236,20 @@ class Supervisor:
                 return now >= self._prepared_until
             lingers = self._control is not None and self._control.was_asked_within(self._settings.linger)
             return not self._is_wanted and not (lingers and now < self._ended_at + self._settings.linger)
+        if self._killed_at is None and self._is_alone(now):
+            print("gpu-pool: the kernel ends, since its server has not been heard of", file=sys.stderr)
+            self._killed_at, self._is_wanted = now, False
+            self._kernel.signal(signal.SIGTERM)
         if self._killed_at is not None and now > self._killed_at + self._settings.grace:
             self._kernel.signal(signal.SIGKILL)
         return False
+
+    def _is_alone(self, now: float) -> bool:
+        """Whether nobody who may ask is connected, or was lately, where the kernel is to end then."""
+        seconds = self._settings.alone
+        if seconds is None or now < self._began_at + seconds:
+            return False
+        return self._control is None or not self._control.was_asked_within(seconds)
 
     def _pass_on_signals(self, readable: "Sequence[Any]") -> None:
         for number in os.read(self._woken, 1024) if self._woken in readable else b"":
@@ -491,6 +504,7 @@ def main() -> None:
     )
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--linger", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--alone", type=float, metavar="SECONDS", help="without its server until it ends")
     parser.add_argument("--grace", type=float, default=1.5, metavar="SECONDS", help="from SIGTERM to SIGKILL")
     words = sys.argv[2:]
     place = words.index("--") if "--" in words else len(words)

@@ -22,6 +22,8 @@ PCI_ORDER: Final = "PCI_BUS_ID"
 _NUMBER: Final = re.compile(r"\+?([0-9]{1,9})", re.ASCII)
 #: Slurm's word for none.
 _SLURM: Final = "nodevfiles"
+#: What it says that a node has: ``gpu:v100:2`` or ``shard:200(S:0-1)``.
+_GRES: Final = re.compile(r"(gpu|shard):(?:([^:(),]+):)?([0-9]+)(?:\([^)]*\))?", re.ASCII)
 _MOST_SHOWN: Final = 100
 
 
@@ -168,3 +170,14 @@ def _shown(text: str) -> str:
 
 def _short(text: str) -> str:
     return ascii(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")[1:-1] or "empty"
+
+
+def counts_in(gres: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Return how many GPUs a node of Slurm's has, and how many shards, by their types.
+
+    ``gres`` is as Slurm writes it: ``gpu:v100:2,shard:v100:200``. Where it tells no types, they are empty.
+    """
+    counts: dict[str, dict[str, int]] = {"gpu": {}, "shard": {}}
+    for name, kind, count in _GRES.findall(gres):
+        counts[name][kind] = counts[name].get(kind, 0) + int(count)
+    return counts["gpu"], counts["shard"]

@@ -18,10 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-import psutil
-
+from gpu_pool.devices.visible import counts_in
+from gpu_pool.store import files
 from gpu_pool.store.device_table import ForeignUse
-from gpu_pool.store.files import NETWORK, file_system
 from gpu_pool.worker import Worker
 from gpu_pool_client import WHOLE, Device, NeverFits, SliceRequest, format_share
 from gpu_pool_client._log import get_logger
@@ -31,8 +30,6 @@ _SAYS_WITHIN, _AGAIN_AFTER, _AWAITED = 30.0, 60.0, 2.0
 #: Places for files of a job, the best first: sites that make a folder for each job name it by one of these.
 _TEMPORARY: Final = ("SLURM_TMPDIR", "TMPDIR")
 _WORD: Final = re.compile(r"[0-9A-Za-z_.,-]{1,64}", re.ASCII)
-#: ``gpu:v100:2`` or ``shard:200(S:0-1)``.
-_GRES: Final = re.compile(r"(gpu|shard):(?:([^:(),]+):)?([0-9]+)(?:\([^)]*\))?", re.ASCII)
 
 
 class SlurmSilent(Exception):
@@ -75,8 +72,7 @@ class Allocation:
         """
         folders = [environ[name] for name in _TEMPORARY if environ.get(name)]
         folders += [tempfile.gettempdir(), *filter(None, [environ.get("XDG_RUNTIME_DIR")])]
-        mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
-        base = first_local(map(Path, folders), mounts) or Path(folders[0])
+        base = files.first_local(map(Path, folders)) or Path(folders[0])
         given = "".join((self.gpus and f"-gpu-{self.gpus}", "" if self.shards is None else f"-{self.shards}"))
         return base / f"gpu-pool-{os.geteuid()}-slurm-{self.job}{given}" / "store.db"
 
@@ -103,19 +99,9 @@ class Allocation:
         return found
 
 
-def first_local(folders: Iterable[Path], mounts: Iterable[tuple[str, str]]) -> Path | None:
-    """Return the first of these folders that is there, and on a disk of this machine."""
-    known = list(mounts)
-    local = (each for each in folders if each.is_dir() and file_system(each.resolve(), known) not in NETWORK)
-    return next(local, None)
-
-
 def shards_per_gpu(gres: str) -> Mapping[str, int]:
     """Return how many shards a GPU has, by its type as Slurm calls it, of ``gpu:v100:2,shard:v100:200``."""
-    counts: dict[str, dict[str, int]] = {"gpu": {}, "shard": {}}
-    for name, kind, count in _GRES.findall(gres):
-        counts[name][kind] = counts[name].get(kind, 0) + int(count)
-    gpus, shards = counts["gpu"], counts["shard"]
+    gpus, shards = counts_in(gres)
     if not shards.keys() <= gpus.keys():  # the types of one of them are not told
         gpus, shards = {"": sum(gpus.values())}, {"": sum(shards.values())}
     return {kind: count // gpus[kind] for kind, count in shards.items() if gpus[kind] and count >= gpus[kind]}

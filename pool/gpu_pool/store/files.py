@@ -63,6 +63,17 @@ def file_system(path: Path, mounts: Iterable[tuple[str, str]]) -> str:
     return found
 
 
+def first_local(folders: Iterable[Path], mounts: Iterable[tuple[str, str]] | None = None) -> Path | None:
+    """Return the first of these folders that is there, and not on a network file system; None for none."""
+    known = _mounts() if mounts is None else list(mounts)
+    local = (each for each in folders if each.is_dir() and file_system(each.resolve(), known) not in NETWORK)
+    return next(local, None)
+
+
+def _mounts() -> list[tuple[str, str]]:
+    return [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
+
+
 def prepare_folder(path: Path) -> None:
     """Make the store's folder, private to this user.
 
@@ -82,7 +93,7 @@ def prepare_folder(path: Path) -> None:
             f"The folder of the pool's store, {path.parent}, can be written to by other users.",
             f"Make it private (chmod go-w {path.parent}), or choose another. {elsewhere()}",
         )
-    mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
+    mounts = _mounts()
     if any(point == str(path) for point, _ in mounts):
         raise StoreUnusable(
             f"The pool's store, {path}, is mounted by itself, without the files beside it: slices would be "

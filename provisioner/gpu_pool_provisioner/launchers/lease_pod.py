@@ -26,7 +26,7 @@ from gpu_pool_client import (
 from gpu_pool_client._framework_caps import pod_caps
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.launchers.base import HeldLease, NotStartedError
-from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
+from gpu_pool_provisioner.launchers.supervised import PORT, SupervisorAway, SupervisorConnection
 from gpu_pool_provisioner.pools import retry
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
@@ -76,6 +76,8 @@ class LeasePod:
             name: each for name, each in self._told(lease).items() if not (lease.limit_mib and name in _BURST)
         }
         self._progress = ""
+        #: At which ports it listens, and not at those of its command; see :attr:`KernelPod.ports`.
+        self.ports: Mapping[str, int] = {}
         #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
         self._queued, self._counts_from = False, loop.time()
         self._following: asyncio.Task[None] | None = None
@@ -147,6 +149,7 @@ class LeasePod:
             self._counts_from = asyncio.get_running_loop().time()
         self._queued = pod.phase is PodPhase.QUEUED
         if pod.phase is PodPhase.RUNNING and pod.address and not self._address.done():
+            self.ports = pod.ports
             self._address.set_result(pod.address)
         elif not self._address.done():
             held = self._held
@@ -193,8 +196,9 @@ class LeasePod:
         It is made at the first use, and again only once it was :meth:`lost`.
         """
         if self._connecting is None:
+            port = self.ports.get("supervisor", PORT)
             connect = SupervisorConnection.connect(
-                self._address.result(), self._supervisor_key, within=_ANSWERS_WITHIN
+                self._address.result(), self._supervisor_key, port=port, within=_ANSWERS_WITHIN
             )
             self._connecting = asyncio.create_task(connect)
         connected = await asyncio.shield(self._connecting)

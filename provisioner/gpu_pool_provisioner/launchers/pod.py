@@ -142,7 +142,7 @@ class PodRun(KernelRun):
             self._pod.launch()
         address = await self._pod.started(kernel.start_timeout)
         await self._begin()
-        self._relay = Relay({**self._pod.command.connection, "ip": address}, *self._sides)
+        self._relay = Relay({**self._pod.command.connection, **self._pod.ports, "ip": address}, *self._sides)
         try:
             introduction = await asyncio.wait_for(self._relay.ready(), kernel.ready_timeout)
         except UnencryptedError:

@@ -49,6 +49,11 @@ def command_in_pod(command: Sequence[str], connection_file: str) -> tuple[str, .
     return tuple(kernel_command([program, *arguments], installed=True))
 
 
+def command_here(command: Sequence[str], connection_file: str) -> tuple[str, ...]:
+    """Return a kernel's command as a machine with the same files as this one is to run it."""
+    return tuple(word.replace(connection_file, CONNECTION_FILE) for word in command)
+
+
 def variables_in_pod(
     of_kernelspec: Mapping[str, str], here: Mapping[str, str], passed_on: Collection[str]
 ) -> dict[str, str]:

@@ -11,10 +11,10 @@ from gpu_pool.embedded.allocation import (
     Allocation,
     SlurmSilent,
     check_fits,
-    first_local,
     others_use,
     shards_per_gpu,
 )
+from gpu_pool.store import files
 from gpu_pool.store.device_table import ForeignUse
 from gpu_pool_client import Device, NeverFits, parse_request
 
@@ -109,8 +109,8 @@ def test_the_store_is_on_a_local_disk(tmp_path: Path) -> None:
     network.mkdir()
     local.mkdir()
     mounts = [("/", "ext4"), (str(network), "lustre")]
-    assert first_local([tmp_path / "absent", network, local], mounts) == local
-    assert first_local([network], mounts) is None
+    assert files.first_local([tmp_path / "absent", network, local], mounts) == local
+    assert files.first_local([network], mounts) is None
 
 
 def test_a_step_with_other_gpus_has_another_store(tmp_path: Path) -> None:

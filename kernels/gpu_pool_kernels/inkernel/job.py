@@ -1,0 +1,58 @@
+"""The main process of a kernel's job in a batch system: it says where it listens, and is the supervisor then.
+
+Run as ``python3 launch.py job FOLDER``. In ``FOLDER``, which the server sees as well, ``kernel.json`` says
+what is to run; ``address.json`` is written there, with the ports at which the kernel and its supervisor
+listen: whichever are free, since a node runs many jobs. The connection file, with its keys, is on the node's
+own disk.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port", "supervisor")
+
+
+def free_ports() -> "dict[str, int]":
+    """Return ports that nobody has, by what is to listen there."""
+    sockets = [socket.socket() for _ in _PORTS]
+    try:
+        for each in sockets:
+            each.bind(("", 0))
+        return {name: each.getsockname()[1] for name, each in zip(_PORTS, sockets)}  # noqa: B905 - Python 3.8
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def main() -> None:
+    """Be the kernel's supervisor."""
+    folder, me = Path(sys.argv[2]), os.getpid()
+    order = folder / "kernel.json"
+    told = json.loads(order.read_text())
+    order.unlink()
+    own = tempfile.mkdtemp(prefix="gpu-pool-")
+    try:
+        ports = free_ports()
+        connection = Path(own, "connection.json")
+        with open(os.open(str(connection), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({**told["connection"], **ports}, file)
+        draft = folder / "address.draft"
+        draft.write_text(json.dumps(ports))
+        os.environ.update(told["environment"])
+        if told["folder"] and Path(told["folder"]).is_dir():
+            os.chdir(told["folder"])
+        argv = [word.replace("{connection_file}", str(connection)) for word in told["argv"]]
+        options = ["--port", str(ports["supervisor"]), "--alone", str(told["alone"])]
+        options += ["--preload", ",".join(told["preload"])]
+        sys.argv[1:] = ["supervisor", "--connection", str(connection), *options, "--", *argv]
+        draft.rename(folder / "address.json")
+        importlib.import_module(__package__ + ".supervisor").main()
+    finally:
+        if os.getpid() == me:  # and not the template, which is forked from it
+            shutil.rmtree(own, ignore_errors=True)

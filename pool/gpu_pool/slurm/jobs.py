@@ -1,0 +1,259 @@
+"""What Slurm says of its nodes and jobs: read, put in order and said in words. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from gpu_pool.devices.visible import counts_in
+from gpu_pool_client import WHOLE, Device, NeverFits, Place, SliceRequest
+
+#: What squeue is asked for of each job, between bars.
+SQUEUE_FORMAT: Final = "%i|%T|%r|%Q|%P|%S|%e|%N|%j"
+#: And sinfo of each node and partition.
+SINFO_FORMAT: Final = "%N|%o|%G|%P"
+#: States of a job in which nothing of it runs yet, and in which something does.
+_WAITS: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+_RUNS: Final = frozenset(
+    {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+)
+_NAMED_MEMORY: Final = re.compile(r"(?<![0-9.])([0-9]{1,4})_?gb?(?![a-z0-9])", re.ASCII | re.IGNORECASE)
+_MIB_PER_GIB: Final = 1024
+
+#: Why a job with GPUs waits, by Slurm's word for it (squeue's manual: JOB REASON CODES).
+_REASONS: Final[Mapping[str, str]] = {
+    "None": "Slurm has not looked at it yet.",
+    "Priority": "Jobs with a higher priority come first.",
+    "Resources": "It is next, and waits until what it needs is free.",
+    "ReqNodeNotAvail": "A node that it needs is down, reserved or in use.",
+    "Reservation": "It waits for its reservation to begin.",
+    "ReservationDeleted": "Its reservation was deleted: ask for the GPU without it.",
+    "PartitionDown": "Its partition is closed.",
+    "PartitionInactive": "Its partition takes no jobs.",
+    "PartitionNodeLimit": "It asks for more nodes than its partition allows.",
+    "PartitionTimeLimit": "Its time limit is longer than its partition allows, so that it never starts.",
+    "AssociationJobLimit": "Your account runs as many jobs as it may.",
+    "AssociationResourceLimit": "Your account uses as much as it may.",
+    "AssociationTimeLimit": "Your account has used up its time.",
+    "QOSJobLimit": "As many jobs of its QOS run as may.",
+    "QOSResourceLimit": "Jobs of its QOS use as much as they may.",
+    "QOSTimeLimit": "Its QOS has used up its time.",
+    "QOSMaxGRESPerUser": "You use as many GPUs as its QOS allows a user.",
+    "QOSMaxJobsPerUserLimit": "You run as many jobs as its QOS allows a user.",
+    "QOSGrpGRES": "Jobs of its QOS use as many GPUs as they may together.",
+    "AssocGrpGRES": "Jobs of your account use as many GPUs as they may together.",
+    "AssocGrpGRESMinutes": "Your account has used up its GPU time.",
+    "AssocMaxJobsLimit": "You run as many jobs as your account allows.",
+    "MaxGRESPerAccount": "Your account uses as many GPUs as its QOS allows.",
+    "JobHeldAdmin": "An administrator holds it back.",
+    "JobHeldUser": "It is held back: scontrol release lets it go on.",
+    "Dependency": "It waits for another job to end.",
+    "BeginTime": "It was asked for a later time.",
+    "Licenses": "It waits for a licence.",
+    "InvalidAccount": "Its account is not valid.",
+    "InvalidQOS": "Its QOS is not valid.",
+    "BadConstraints": "No node is what it asks for.",
+    "Cleaning": "It is started anew, and its last run is being cleaned up.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job, as Slurm showed it last."""
+
+    id: str
+    state: str
+    reason: str = ""
+    priority: int = 0
+    partition: str = ""
+    #: Unix seconds; None where nobody says it.
+    starts_at: float | None = None
+    ends_at: float | None = None
+    node: str = ""
+    name: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing of it runs yet."""
+        return self.state in _WAITS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.state not in _WAITS | _RUNS
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKind:
+    """One type of GPU that the cluster has."""
+
+    #: Slurm's word for it; empty where it has none.
+    type: str
+    #: The most that one node has, and the shards of each; 0 where it has none.
+    per_node: int
+    shards: int = 0
+
+    def gres(self, request: SliceRequest) -> str:
+        """Return what a job asks for, for a request that was :meth:`counted`."""
+        kind = f"{self.type}:" if self.type else ""
+        if request.milli == WHOLE or not self.shards:
+            return f"gpu:{kind}{request.count}"
+        return f"shard:{kind}{-(-(request.milli or 0) * self.shards // WHOLE)}"
+
+    def counted(self, milli: int) -> int:
+        """Return how many thousandths of it a job gets that needs so many: whole shards, or all of it."""
+        if not self.shards:
+            return WHOLE
+        return min(WHOLE, -(-milli * self.shards // WHOLE) * WHOLE // self.shards)
+
+
+def read_jobs(printed: str) -> dict[str, Job]:
+    """Read what squeue printed in :data:`SQUEUE_FORMAT`; return jobs by their ids."""
+    found: dict[str, Job] = {}
+    for line in printed.splitlines():
+        parts = line.split("|", 8)
+        if len(parts) == 9:
+            number, state, reason, priority, partition, start, end, node, name = parts
+            rank = int(priority) if priority.isdecimal() else 0
+            times = read_time(start), read_time(end)
+            found[number] = Job(number, state, _word(reason), rank, partition, *times, node, name)
+    return found
+
+
+def _word(reason: str) -> str:
+    """Return Slurm's word of a reason, which may be followed by details."""
+    return re.split(r"[,( ]", reason, maxsplit=1)[0]
+
+
+def read_time(text: str) -> float | None:
+    """Return a time as Slurm writes it in Unix seconds; None for none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def read_kinds(printed: str, partition: str) -> tuple[GpuKind, ...]:
+    """Read the GPUs of a partition, or of the default one, as sinfo prints them in :data:`SINFO_FORMAT`."""
+    most: dict[str, GpuKind] = {}
+    for line in printed.splitlines():
+        parts = line.split("|")
+        if len(parts) != 4 or (
+            parts[3].rstrip("*") != partition if partition else not parts[3].endswith("*")
+        ):
+            continue
+        gpus, shards_of = counts_in(parts[2])
+        for kind, count in gpus.items():
+            known = most.get(kind, GpuKind(kind, 0))
+            shards = shards_of.get(kind, 0) // max(1, count)
+            # Of nodes with different shards, those of the coarsest are what any of them can give.
+            least = min(filter(None, (known.shards, shards)), default=0)
+            most[kind] = GpuKind(kind, max(known.per_node, count), least)
+    return tuple(most[kind] for kind in sorted(most))
+
+
+def read_addresses(printed: str) -> dict[str, str]:
+    """Read of the same where each node can be reached."""
+    rows = (line.split("|") for line in printed.splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 4}
+
+
+def memory_mib(kind: GpuKind, known: Mapping[str, object]) -> int:
+    """Return the memory of a GPU: what is ``known`` in GiB by type, or what its type's name says; else 0."""
+    said = known.get(kind.type)
+    if isinstance(said, (int, float)) and said > 0:
+        return int(said * _MIB_PER_GIB)
+    named = _NAMED_MEMORY.search(kind.type)
+    return int(named[1]) * _MIB_PER_GIB if named else 0
+
+
+def devices_of(kinds: Iterable[GpuKind], known: Mapping[str, object]) -> tuple[Device, ...]:
+    """Return devices that stand for all GPUs of their types, as many of each as go together."""
+    found: list[Device] = []
+    for kind in kinds:
+        model, memory = kind.type or "GPU", memory_mib(kind, known)
+        for index in range(kind.per_node):
+            any_of_it = Device(
+                f"slurm-{model}-{index}", index, model, memory, node=f"any {model}", unbounded=True
+            )
+            # Whole ones can be had of which nobody knows how much memory they have.
+            found.append(any_of_it if memory else replace(any_of_it, memory_mib=1, context_mib=0))
+    return tuple(found)
+
+
+def counted(
+    request: SliceRequest, kinds: Sequence[GpuKind], known: Mapping[str, object]
+) -> tuple[SliceRequest, str]:
+    """Return what a job would really get for a request, and of which type of GPU. Raises ``NeverFits``."""
+    named = request.filters.model
+    able = [kind for kind in kinds if named is None or named.lower() in kind.type.lower()]
+    why = ""
+    for kind in sorted(able, key=lambda each: memory_mib(each, known)):
+        found = _of_kind(request, kind, memory_mib(kind, known))
+        if not isinstance(found, str):
+            return found, kind.type
+        why = f" {found}"
+    there = ", ".join(_described(kind) for kind in kinds) or "no GPU"
+    raise NeverFits(
+        f"You asked for {request.named}; this Slurm partition has {there}.{why}",
+        "Ask for what it has, such as 1 for a whole GPU, or for another model: 1 model=TYPE.",
+    )
+
+
+def _of_kind(request: SliceRequest, kind: GpuKind, memory: int) -> SliceRequest | str:
+    """Return what a job would get of GPUs of this type; or why not, in a sentence."""
+    name, milli = kind.type or "GPU", request.milli
+    if milli is None:
+        if not memory:
+            return f"Slurm does not say how much memory a {name} has: c.SlurmSettings.gpu_memory can."
+        milli = -(-(request.memory_mib or 0) * WHOLE // memory)
+    if milli > WHOLE or request.count > kind.per_node:
+        return f"No node can give that of the type {name}."
+    given = kind.counted(milli)
+    if given < WHOLE and request.count > 1:
+        return "Slurm gives a job no parts of several GPUs."
+    if given < WHOLE and not memory:
+        return f"A part of a {name} needs to be known in memory: set c.SlurmSettings.gpu_memory."
+    filters = replace(request.filters, model=kind.type or request.filters.model, memory_mib=None)
+    return replace(request, milli=given, memory_mib=None, limit_milli=None, limit_mib=None, filters=filters)
+
+
+def _described(kind: GpuKind) -> str:
+    shards = f" in {kind.shards} shards each" if kind.shards else ""
+    return f"{kind.type or 'GPUs'}{shards}"
+
+
+def place(job: Job, jobs: Iterable[Job], *, sees_others: bool) -> Place:
+    """Return where a job stands in the queue of its partition, by priority, and why it waits."""
+    said = _REASONS.get(job.reason, f"Slurm says: {job.reason}." if job.reason else "")
+    if not sees_others:
+        said = f"{said} Its position is not known: this cluster hides others' jobs.".lstrip()
+        return Place(None, "", said, job.starts_at)
+    before = (-job.priority, _number(job.id))
+    ahead = sum(
+        each.waits and each.partition == job.partition and (-each.priority, _number(each.id)) < before
+        for each in jobs
+    )
+    return Place(ahead + 1, f"the partition {job.partition}", said, job.starts_at)
+
+
+def _number(job: str) -> int:
+    return int(re.match(r"[0-9]*", job)[0] or 0)  # type: ignore[index]
+
+
+def how_ended(job: Job) -> str:
+    """Say why a job has ended that was taken; empty where its main process ended by itself."""
+    found = {
+        "CANCELLED": "was cancelled, by scancel or by an administrator.",
+        "TIMEOUT": "reached its time limit.",
+        "DEADLINE": "reached its deadline.",
+        "OUT_OF_MEMORY": "used more than its memory (not of the GPU), and was ended.",
+        "NODE_FAIL": "ended since its node failed.",
+        "BOOT_FAIL": "ended since its node did not start.",
+        "PREEMPTED": "gave way to a job with a higher priority.",
+        "REVOKED": "was taken over by another cluster.",
+    }.get(job.state)
+    return f"Slurm job {job.id} {found}" if found else ""

@@ -1,0 +1,118 @@
+"""Slurm's commands, and one look at its queue for all kernels of this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from gpu_pool.slurm.jobs import SQUEUE_FORMAT, Job, read_jobs
+from gpu_pool_client import NotAllowed, PoolUnreachable
+from gpu_pool_client._log import get_logger
+
+#: Seconds for Slurm to answer; between two looks at its queue, in seconds and in times of what one takes, and
+#: at most; and without anybody who asks for it, until nobody looks any more.
+_ANSWERS_WITHIN, _EVERY, _TIMES, _SELDOM, _IDLE = 120.0, 3.0, 20.0, 60.0, 30.0
+_MOST_WORDS: Final = 500
+
+
+def ask(*words: str, told: str = "") -> str:
+    """Run a command of Slurm's, with this on its standard input, and return what it printed.
+
+    Raises ``PoolUnreachable`` where there is none, or no answer; ``NotAllowed``, with its words, where Slurm
+    refuses.
+    """
+    try:
+        done = subprocess.run(
+            words,
+            input=told,
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWERS_WITHIN,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PoolUnreachable(f"Slurm does not answer: {words[0]} has taken {_ANSWERS_WITHIN:g} s.") from None
+    except OSError as error:
+        raise PoolUnreachable(
+            f"Slurm's {words[0]} cannot be run: {error.strerror}.",
+            "Start Jupyter where Slurm's commands are.",
+        ) from error
+    if done.returncode == 0:
+        return done.stdout
+    said = " ".join(done.stderr.split())[:_MOST_WORDS]
+    if "Unable to contact" in said or "Socket timed out" in said or "Connection refused" in said:
+        raise PoolUnreachable(f"Slurm does not answer: {said}")
+    raise NotAllowed(
+        f"Slurm refuses the kernel's job: {said}", "Ask for something else, or ask the administrator."
+    )
+
+
+def last_of(job: str) -> Job | None:
+    """Return how a job is that squeue does not show any more; None where Slurm has forgotten it."""
+    try:
+        words = ask("scontrol", "--oneliner", "show", "job", job).split()
+    except NotAllowed:
+        return None
+    told = dict(word.partition("=")[::2] for word in words)
+    return Job(job, told.get("JobState", ""), reason=told.get("ExitCode", ""), node=told.get("NodeList", ""))
+
+
+class QueueWatch:
+    """What squeue says of all jobs, asked by one thread: every few seconds, and slower where that is slow."""
+
+    def __init__(self) -> None:
+        self.jobs: Mapping[str, Job] = {}
+        #: Why it is not known how they are now; empty where it is.
+        self.trouble = ""
+        #: How often it was looked.
+        self.looks = 0
+        self._asked_at = float("-inf")
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._is_running = False
+
+    def keep(self) -> None:
+        """Look from now on, for some time; it ends by itself once this is not called any more."""
+        self._asked_at = time.monotonic()
+        with self._lock:
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="gpu-pool-slurm-queue", daemon=True).start()
+
+    def look_soon(self) -> None:
+        """Look as soon as may be, since a job was submitted."""
+        self.keep()
+        self._woken.set()
+
+    def look(self) -> None:
+        """Look now. Blocks."""
+        try:
+            found = read_jobs(ask("squeue", "--noheader", "--all", f"--format={SQUEUE_FORMAT}"))
+        except (PoolUnreachable, NotAllowed) as error:
+            if not self.trouble:
+                get_logger().warning("Slurm's queue is not known: %s", error)
+            self.trouble = error.message
+        else:
+            self.jobs, self.trouble = found, ""
+        self.looks += 1
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if time.monotonic() > self._asked_at + _IDLE:
+                    self._is_running = False
+                    return
+            self._woken.clear()
+            began = time.monotonic()
+            self.look()
+            took = time.monotonic() - began
+            pause = min(max(_EVERY, _TIMES * took), _SELDOM)
+            # Also for who has just submitted something: never more often than this.
+            time.sleep(min(1.0, pause))
+            self._woken.wait(pause)

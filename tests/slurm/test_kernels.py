@@ -1,0 +1,271 @@
+"""Kernels as jobs of their own: they wait in Slurm's queue, and say so in the cell."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, eventually
+from support.slurm import Slurm
+
+_SHOW = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['SLURM_JOB_ID'], os.getpid())"
+
+#: A cell that runs until there is a file.
+_UNTIL = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.05)"
+
+
+@dataclass
+class Login:
+    """The login node: a Jupyter environment whose kernels are jobs."""
+
+    slurm: Slurm
+    env: JupyterEnv
+    started: list[AsyncKernelManager]
+
+    async def start(self, size: str) -> AsyncKernelManager:
+        """Start a kernel of this size."""
+        name = self.env.install(f"GPU {len(self.started)}", size)
+        manager = AsyncKernelManager(kernel_name=name)
+        self.started.append(manager)
+        await manager.start_kernel()
+        return manager
+
+    def configure(self, **settings: object) -> None:
+        """Set what a site does, before the first kernel starts."""
+        lines = [f"c.SlurmSettings.{name} = {value!r}\n" for name, value in settings.items()]
+        memory = 'c.SlurmSettings.gpu_memory = {"v100": 32, "t4": 16}\n'
+        (self.env.folder / "config" / "gpu_pool_config.py").write_text("".join([memory, *lines]))
+
+    def jobs(self) -> list[str]:
+        return self.slurm.run("squeue", "--noheader", "--format=%A").split()
+
+
+@pytest.fixture
+async def login(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Login]:
+    url = f"slurm:{tmp_path}/slurm.db"
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, slurm.environment[name])
+    monkeypatch.setenv("GPU_POOL_URL", url)
+    monkeypatch.setenv("JUPYTER_PATH", f"{tmp_path}/data")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", f"{tmp_path}/data")
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", f"{tmp_path}/config")
+    (tmp_path / "config").mkdir()
+    login = Login(slurm, JupyterEnv(tmp_path, url), [])
+    login.configure()
+    yield login
+    for each in login.started:
+        await each.shutdown_kernel(now=True)
+
+
+async def test_a_kernel_is_a_job_on_the_part_of_a_gpu_that_it_asked_for(login: Login) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        cell = await page.run(_SHOW).done()
+        [job] = login.jobs()
+        assert re.fullmatch(rf"0 {job} \d+\n", cell.outputs[-1]), cell.outputs
+        assert login.slurm.job(job)["TresPerNode"] == "gres:shard:t4:40"
+
+
+async def test_the_cell_shows_where_the_job_stands_and_runs_by_itself(login: Login) -> None:
+    taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1", "--time=10")
+    login.slurm.until(taken, "RUNNING")
+    manager = await login.start("1 model=t4")
+    async with frontend(manager) as page:
+        cell = page.run("print('ran')")
+        await cell.shows("Waiting for a whole GPU. It is number 1 of the partition gpu there")
+        await cell.shows("It is next, and waits until what it needs is free.")
+        later = login.slurm.submit("sleep 600", "--gres=gpu:t4:1", "--nice=-10")
+        await cell.shows("It is number 2 of the partition gpu there")
+        login.slurm.run("scancel", later, taken)
+        await cell.done()
+        assert cell.outputs[-1] == "ran\n"
+
+
+async def test_a_kernel_that_waits_takes_its_job_with_it(login: Login) -> None:
+    taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
+    login.slurm.until(taken, "RUNNING")
+    manager = await login.start("1 model=t4")
+    async with frontend(manager) as page:
+        await page.run("1").shows("Waiting for a whole GPU.")
+        await manager.shutdown_kernel(now=True)
+
+    async def is_alone() -> bool:
+        return login.jobs() == [taken]
+
+    await eventually(is_alone)
+
+
+async def test_an_interrupt_gives_up_the_cell_and_the_job_keeps_its_place(login: Login) -> None:
+    taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
+    login.slurm.until(taken, "RUNNING")
+    manager = await login.start("1 model=t4")
+    async with frontend(manager) as page:
+        cell = page.run("1")
+        await cell.shows("Waiting for a whole GPU.")
+        await manager.interrupt_kernel()
+        await cell.shows("this cell did not run")
+        assert len(login.jobs()) == 2
+        again = page.run("print('ran')")
+        await again.shows("Waiting for a whole GPU.")
+        login.slurm.run("scancel", taken)
+        await again.done()
+        assert again.outputs[-1] == "ran\n"
+
+
+async def test_a_restart_is_in_the_same_job(login: Login) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        before = (await page.run(_SHOW).done()).outputs[-1].split()
+        await manager.restart_kernel(now=True)
+        await page.is_connected()
+        after = (await page.run(_SHOW).done()).outputs[-1].split()
+    assert after[:2] == before[:2]
+    assert after[2] != before[2]
+
+
+async def test_a_cancelled_job_is_told_of_in_the_next_cell(login: Login) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        [job] = login.jobs()
+        login.slurm.run("scancel", job)
+        await eventually(login.env.is_empty)
+        cell = page.run("1")
+        await cell.shows(f"Slurm job {job} was cancelled, by scancel or by an administrator.")
+
+
+async def test_the_end_of_the_kernel_is_the_end_of_its_job(login: Login) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+    await manager.shutdown_kernel(now=True)
+
+    async def is_empty() -> bool:
+        return not login.jobs() and await login.env.is_empty()
+
+    await eventually(is_empty)
+    assert not list((login.env.folder / "data" / "gpu-pool-jobs").iterdir())
+
+
+def _visible_in_processes() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/*"):
+        if path.name in ("environ", "cmdline"):
+            with suppress(OSError):
+                yield path.read_bytes().decode(errors="replace")
+
+
+async def test_no_key_is_where_others_can_read_it(login: Login) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        key = manager.session.key.decode()
+        [job] = login.jobs()
+        folder = next((login.env.folder / "data" / "gpu-pool-jobs").iterdir())
+        said = [
+            login.slurm.run("scontrol", "show", "job", "-d", job),
+            login.slurm.run("scontrol", "write", "batch_script", job, "-"),
+            *(each.read_text() for each in folder.iterdir()),
+            *_visible_in_processes(),
+        ]
+        assert len(key) > 20
+        assert not [each for each in said if key in each]
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+async def test_the_time_limit_of_the_job_is_warned_of(login: Login) -> None:
+    login.configure(time="9")
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        [job] = login.jobs()
+        lease = await login.env.only_lease()
+        assert lease.terms.job == f"Slurm job {job}"
+        end = login.env.folder / "end"
+        cell = page.run(_UNTIL.format(str(end)))
+        await cell.shows(f"Slurm job {job} ends in")
+        end.touch()
+        await cell.done()
+    assert re.search(
+        r"ends in [5-9]min(\d0s)?, and this kernel with it: the time limit", "".join(cell.outputs)
+    )
+
+
+async def test_what_slurm_refuses_is_said_in_its_words(login: Login) -> None:
+    login.configure(constraint="nosuch")
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        cell = await page.run("1").done()
+    assert "Slurm refuses the kernel's job: sbatch: error:" in " ".join("".join(cell.outputs).split())
+    assert login.jobs() == []
+
+
+async def test_a_job_that_fails_says_how_and_its_last_words(login: Login) -> None:
+    login.configure(prologue="echo the module is missing; exit 3")
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        cell = await page.run("1").done()
+    shown = " ".join("".join(cell.outputs).split())
+    assert re.search(r"Slurm job \d+ ended with status 3. Its last words: the module is missing", shown)
+
+
+async def test_while_slurm_does_not_answer_kernels_run_and_the_cell_says_so(login: Login) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        end = login.env.folder / "end"
+        with login.slurm.silent():
+            cell = page.run(_UNTIL.format(str(end)))
+            await cell.shows("Slurm does not answer")
+            end.touch()
+            await cell.done()
+            assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
+        assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
+
+
+async def test_the_job_of_a_server_that_was_killed_ends_by_itself(login: Login) -> None:
+    name = login.env.install("GPU", "40%")
+    code = f"""
+import asyncio, os, signal
+from jupyter_client.manager import AsyncKernelManager
+from gpu_pool.slurm import backend
+backend.ALONE = 3
+async def main():
+    manager = AsyncKernelManager(kernel_name={name!r})
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels(hb=False)
+    await client.wait_for_ready(timeout=100)
+    await client.execute_interactive("1", timeout=100)
+    print("runs", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    told, _ = await server.communicate()
+    assert b"runs" in told
+    assert server.returncode == -9
+
+    async def is_gone() -> bool:
+        return not login.jobs()
+
+    await eventually(is_gone)
+
+
+def test_a_command_is_told_to_use_srun(login: Login) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu_pool.cli", "run", "40%", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert "Start a command by Slurm itself: srun --gres=gpu:1 COMMAND." in done.stderr
