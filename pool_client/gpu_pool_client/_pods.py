@@ -10,6 +10,9 @@ from typing import Any, Final
 
 #: Tells a kernel that a pool has started it in a pod: ``%gpu use`` then sends a message.
 POD_VARIABLE: Final = "GPU_POOL_POD"
+#: Shell: makes room in a supervisor's environment, in whose place kernels that are forked from it show the
+#: variables that are not its own.
+ROOM: Final = 'export GPU_POOL_TEMPLATE="`printf %16384s`"; '
 
 #: The most characters of what a cluster or a kernel says that are shown.
 _MOST_SHOWN: Final = 200

@@ -17,6 +17,7 @@ from jupyter_client.manager import AsyncKernelManager
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, eventually
 from support.slurm import Slurm
+from support.supervisors import IS_FORKED
 
 _SHOW = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['SLURM_JOB_ID'], os.getpid())"
 
@@ -125,6 +126,7 @@ async def test_an_interrupt_gives_up_the_cell_and_the_job_keeps_its_place(login:
 async def test_a_restart_is_in_the_same_job(login: Login) -> None:
     manager = await login.start("40%")
     async with frontend(manager) as page:
+        assert (await page.run(f"print({IS_FORKED})").done()).outputs[-1] == "True\n"
         before = (await page.run(_SHOW).done()).outputs[-1].split()
         await manager.restart_kernel(now=True)
         await page.is_connected()

@@ -44,7 +44,6 @@ def main() -> None:
             json.dump({**told["connection"], **ports}, file)
         draft = folder / "address.draft"
         draft.write_text(json.dumps(ports))
-        os.environ.update(told["environment"])
         if told["folder"] and Path(told["folder"]).is_dir():
             os.chdir(told["folder"])
         argv = [word.replace("{connection_file}", str(connection)) for word in told["argv"]]
@@ -52,7 +51,7 @@ def main() -> None:
         options += ["--preload", ",".join(told["preload"])]
         sys.argv[1:] = ["supervisor", "--connection", str(connection), *options, "--", *argv]
         draft.rename(folder / "address.json")
-        importlib.import_module(__package__ + ".supervisor").main()
+        importlib.import_module(__package__ + ".supervisor").main(told["environment"])
     finally:
         if os.getpid() == me:  # and not the template, which is forked from it
             shutil.rmtree(own, ignore_errors=True)

@@ -492,8 +492,8 @@ def is_same_python(argv: "Sequence[str]") -> bool:
     return position is not None and list(argv[:position]) == words[: words.index(sys.argv[0])]
 
 
-def main() -> None:
-    """Supervise the kernel that the command line names."""
+def main(variables: "Mapping[str, str] | None" = None) -> None:
+    """Supervise the kernel that the command line names; ``variables`` are its own, besides this process'."""
     parser = argparse.ArgumentParser(
         prog="supervisor", description="Start a kernel, and restart it in place."
     )
@@ -513,6 +513,7 @@ def main() -> None:
         parser.error("after -- the kernel's command is missing")
     preload = list(filter(None, settings.preload.split(",")))
     environment, warm, last_words = given_variables(), None, LastWords()
+    environment.update(variables or {})
     environment.pop(PLACE, None)  # the template's
     if os.getpid() != 1:
         # As on one machine it ends with its parent, and says nothing to a terminal that is not there.

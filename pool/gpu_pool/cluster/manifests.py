@@ -23,7 +23,7 @@ from gpu_pool.cluster.notebooks import HomeMount, HomeVolume, Identity, Notebook
 from gpu_pool.cluster.pod_choices import ContainerSettings
 from gpu_pool.cluster.settings import CONTAINER
 from gpu_pool_client import BadRequest, KernelCommand, Lease, NotAllowed
-from gpu_pool_client._pods import POD_VARIABLE
+from gpu_pool_client._pods import POD_VARIABLE, ROOM
 
 LEASE_LABEL: Final = f"{PREFIX}/lease"
 #: What was asked for when the pod was made: the same launch asked for again finds it.
@@ -47,9 +47,6 @@ _ALONE: Final = 'exec "$@"'
 #: spares the start of another Python; one of any other kernel hears of no variables of its user.
 KERNELS_PYTHON: Final = ("python3", "-Xfrozen_modules=off")
 _ISOLATED: Final = ("python3", "-I", "-S")
-#: Room in the supervisor's environment, in whose place kernels that are forked show the variables that are
-#: not its own.
-ROOM: Final = 'export GPU_POOL_TEMPLATE="`printf %16384s`"; '
 #: The same below the supervisor, where the image has a Python and the ConfigMap was there.
 _SUPERVISED: Final = (
     f"if [ -r {SUPERVISOR} ] && command -v python3 >/dev/null 2>&1; then {ROOM}"

@@ -34,7 +34,6 @@ from gpu_pool.cluster.manifests import (
     KERNELS_PYTHON,
     LAUNCH,
     LEASE_LABEL,
-    ROOM,
     START,
     STAYS,
     SUPERVISOR,
@@ -45,7 +44,7 @@ from gpu_pool.cluster.notebooks import Notebook
 from gpu_pool.cluster.pod_choices import ContainerSettings
 from gpu_pool.cluster.settings import CONTAINER
 from gpu_pool_client import PreparedStatus
-from gpu_pool_client._pods import POD_VARIABLE
+from gpu_pool_client._pods import POD_VARIABLE, ROOM
 
 #: What a prepared pod was made of, in digits; it stays on a pod that was taken.
 PREPARED_LABEL: Final = f"{PREFIX}/prepared"

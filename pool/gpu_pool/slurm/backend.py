@@ -57,7 +57,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._home import expanded
 from gpu_pool_client._log import get_logger
-from gpu_pool_client._pods import POD_VARIABLE
+from gpu_pool_client._pods import POD_VARIABLE, ROOM
 from gpu_pool_client._pool import split_url
 
 #: Seconds for which what sinfo says is good; to wait for a command; and between two looks at what is known.
@@ -249,7 +249,7 @@ class SlurmBackend(Backend):
             *self._settings.options(),
         ]
         command = shlex.join([kernel.argv_here[0], _launcher(), "job", str(folder)])
-        script = f"#!/bin/sh\n{self._settings.prologue}\nexec {command}\n"
+        script = f"#!/bin/sh\n{self._settings.prologue}\n{ROOM}exec {command}\n"
         try:
             number = (await self._ask("sbatch", *options, told=script)).strip().partition(";")[0]
         except GpuPoolError:
