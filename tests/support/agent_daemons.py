@@ -43,5 +43,8 @@ def daemons(
     container["env"] += [{"name": name, "value": value} for name, value in told.items()]
     may_write = bool(chosen.get("suspend"))
     container["volumeMounts"].append({"name": "driver", "mountPath": str(folder), "readOnly": not may_write})
+    for volume in spec["volumes"]:
+        if "hostPath" in volume:  # nothing of it stays on this machine
+            volume["hostPath"]["path"] = str(folder / "of-node")
     spec["volumes"].append({"name": "driver", "hostPath": {"path": str(folder)}})
     return found
