@@ -113,6 +113,20 @@ async def test_no_two_kernels_draw_the_same(tmp_path: Path) -> None:
     assert len(set(drawn)) == 3
 
 
+async def test_a_log_that_takes_nothing_holds_nobody_up(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    try:
+        async with supervised(tmp_path, stderr=writing) as pod:
+            control = await pod.connect()
+            # More than its pipe and the one before it take.
+            await pod.asked("import sys; print('much' * 100_000, file=sys.__stderr__)")
+            await control.restart(within=WITHIN)
+            assert await pod.value("1 + 1") == "2"
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 async def test_a_kernel_is_forked_where_no_language_is_set(tmp_path: Path) -> None:
     """Python sets a variable of its own then (PEP 538), as in images that say nothing of it."""
     async with supervised(tmp_path, LANG="", LC_ALL="", LC_CTYPE="") as pod:

@@ -140,6 +140,7 @@ def start(
     encrypts: bool = True,
     isolated: bool = False,
     prepared: bool = False,
+    stderr: int | None = None,
 ) -> Supervised:
     """Start one, with what lies in a folder as it does in a pod, and nothing else of ours.
 
@@ -179,7 +180,7 @@ def start(
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=log,
+            stderr=log if stderr is None else stderr,
         )
     return Supervised(process, port, file, connection, folder / "log", began_at)
 
@@ -193,13 +194,13 @@ async def supervised(
     encrypts: bool = True,
     isolated: bool = False,
     prepared: bool = False,
+    stderr: int | None = None,
     **environment: str,
 ) -> AsyncIterator[Supervised]:
     """Supervise a kernel; nothing of it is left afterwards."""
     options = (*options, "--prepared", "600") if prepared and "--prepared" not in options else options
-    made = start(
-        folder, options, argv, python, environment, encrypts=encrypts, isolated=isolated, prepared=prepared
-    )
+    how = {"encrypts": encrypts, "isolated": isolated, "prepared": prepared}
+    made = start(folder, options, argv, python, environment, **how, stderr=stderr)
     try:
         yield made
     finally:

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import select
+import sys
 
 #: Bytes of it that are kept, and characters that are told.
 _KEPT, _TOLD = 16_384, 600
@@ -9,6 +11,8 @@ _KEPT, _TOLD = 16_384, 600
 _FATAL = "Fatal Python error: "
 #: Bytes that are read at a stretch, and how often before something else is done.
 _CHUNK, _CHUNKS = 65536, 16
+#: Bytes that a pipe takes at once where it takes any (PIPE_BUF), and seconds for which a log may take none.
+_TAKEN, _STUCK_AFTER = 4096, 1.0
 
 
 class LastWords:
@@ -25,6 +29,10 @@ class LastWords:
         os.dup2(writing, 2)
         os.close(writing)
         self._kept = b""
+        #: Whether the log took nothing lately: what it would have to take is lost then.
+        self._is_stuck = False
+        # What this process says itself may not wait for that it reads it.
+        sys.stderr = os.fdopen(self._log, "w", buffering=1, closefd=False)
 
     def fileno(self) -> int:
         """Return the descriptor that can be read once there is something."""
@@ -38,9 +46,17 @@ class LastWords:
             except BlockingIOError:
                 return
             self._kept = (self._kept + data)[-_KEPT:]
-            with contextlib.suppress(OSError):  # nobody keeps a log
-                while data:
-                    data = data[os.write(self._log, data) :]
+            self._pass_on(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Let the log have this; who stands here must go on also where it takes nothing."""
+        with contextlib.suppress(OSError):  # nobody keeps a log
+            while data:
+                within = 0.0 if self._is_stuck else _STUCK_AFTER
+                self._is_stuck = not select.select([], [self._log], [], within)[1]
+                if self._is_stuck:
+                    return
+                data = data[os.write(self._log, data[:_TAKEN]) :]
 
     def forget(self) -> None:
         """Begin anew: what comes now is another kernel's."""
@@ -58,8 +74,10 @@ class LastWords:
         """Let everything be written to the container's standard error again."""
         self.read()
         os.dup2(self._log, 2)
+        sys.stderr = sys.__stderr__
 
     def leave(self) -> None:
         """Close what a process that is no supervisor does not need."""
+        sys.stderr = sys.__stderr__
         os.close(self.reading)
         os.close(self._log)
