@@ -49,7 +49,7 @@ class Allocation:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Allocation | None:
-        """Return that of a process with this environment; None outside any job, as in ``salloc``'s shell.
+        """Return that of a process with this environment; None outside any job, as in a shell of salloc.
 
         That shell has the variables of its job, and need not run on a node of it.
         """

@@ -48,9 +48,8 @@ def ask(*words: str, told: str = "") -> str:
     said = " ".join(done.stderr.split())[:_MOST_WORDS]
     if "Unable to contact" in said or "Socket timed out" in said or "Connection refused" in said:
         raise PoolUnreachable(f"Slurm does not answer: {said}")
-    raise NotAllowed(
-        f"Slurm refuses the kernel's job: {said}", "Ask for something else, or ask the administrator."
-    )
+    what = "Slurm refuses the kernel's job" if words[0] == "sbatch" else f"Slurm's {words[0]} fails"
+    raise NotAllowed(f"{what}: {said}", "Ask for something else, or ask the administrator.")
 
 
 def last_of(job: str) -> Job | None:
