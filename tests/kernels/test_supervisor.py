@@ -566,6 +566,7 @@ async def test_a_kernel_hears_what_it_may_use_in_the_middle_of_a_cell_and_the_ne
 async def test_what_the_kernelspec_has_set_stays_as_it_is(tmp_path: Path) -> None:
     async with supervised(tmp_path, **LIMITED, CUPY_GPU_MEMORY_LIMIT="1000") as pod:
         control = await pod.connect()
+        await pod.value("1")
         await control.change({"CUPY_GPU_MEMORY_LIMIT": ("500", "700"), "GPU_POOL_LIMIT_MIB": ("3276", None)})
         await control.restart(within=WITHIN)
         names = "'CUPY_GPU_MEMORY_LIMIT', 'GPU_POOL_LIMIT_MIB'"

@@ -326,6 +326,7 @@ class Supervisor:
             self._fork = self._fork or Fork()
         elif not self._is_asked:
             self._is_asked = True
+            self._changes.forget()
             self._warm.ask(self._argv, self._environment, self._folder)
         else:
             self._fork = self._fork or self._warm.forked()
@@ -349,6 +350,7 @@ class Supervisor:
                 fork.channel.send(b"1")
             self._kernel = Kernel(fork.pid, start, fork.channel, "")
             return
+        self._changes.forget()
         try:
             process = subprocess.Popen(
                 self._argv, env=self._environment, cwd=self._folder, start_new_session=True
@@ -377,7 +379,6 @@ class Supervisor:
         if verb == "restart" and self._killed_at is None and self._prepared_until is None:
             self._asked.append((connection, number))
             self._is_wanted = True
-            self._changes.forget()
             return
         reply = {"to": number}
         if verb == "state":
