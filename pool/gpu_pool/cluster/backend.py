@@ -103,18 +103,20 @@ class ClusterBackend(Backend):
         self.view = ClusterView(api, kubernetes, log)
         times = kubernetes.times
         writer = ApiWriter(api, times, log)
-        self.kernels = KernelPods(writer, self.view, times, log, self._end_taken, self._keep_failure)
-        self.growth = ScaleUpController(api, writer, self.view, kubernetes, rules, log)
-        #: Where the pool divides whole devices itself.
-        self._claims: DeviceClaims | None = None
-        if kubernetes.dialect == SHARED:
-            self._claims = DeviceClaims(api, writer, self.view, kubernetes, log, self._end_taken)
         self._volume_claims = VolumeClaims(api, kubernetes, courses, log)
         self._pod_builder = PodBuilder(kubernetes, self.view, self._volume_claims)
-        if self._claims is not None:
-            self.kernels.prepared = PreparedPods(
+        #: Where the pool divides whole devices itself.
+        self._claims: DeviceClaims | None = None
+        self._prepared: PreparedPods | None = None
+        if kubernetes.dialect == SHARED:
+            self._claims = DeviceClaims(api, writer, self.view, kubernetes, log, self._end_taken)
+            self._prepared = PreparedPods(
                 writer, self.view, kubernetes, courses, self._pod_builder, self._volume_claims, rules, log
             )
+        self.kernels = KernelPods(
+            writer, self.view, times, log, self._end_taken, self._keep_failure, self._prepared
+        )
+        self.growth = ScaleUpController(api, writer, self.view, kubernetes, rules, log)
         #: The leases that lived when it was last read, and those of them that were parked; and what was found
         #: with these.
         self._live: frozenset[str] = frozenset()
@@ -172,8 +174,8 @@ class ClusterBackend(Backend):
             await self.kernels.stop()
             if self._claims is not None:
                 await self._claims.stop()
-            if self.kernels.prepared is not None:
-                await self.kernels.prepared.stop()
+            if self._prepared is not None:
+                await self._prepared.stop()
             await self.view.stop()
 
     async def _start(self) -> None:
@@ -327,8 +329,8 @@ class ClusterBackend(Backend):
         if self._claims is not None:
             self._parked = frozenset(lease.id for lease in every if lease.state is LeaseState.PARKED)
             self._claims.reconcile(every)
-        if self.kernels.prepared is not None:
-            self.kernels.prepared.reconcile(every)
+        if self._prepared is not None:
+            self._prepared.reconcile(every)
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
         """Return whose nodes are gone, who waits for what no node could give, and whom Kueue has let in."""
@@ -485,7 +487,7 @@ class ClusterBackend(Backend):
 
     def prepared_pods(self) -> tuple[PreparedStatus, ...]:
         """See ``Backend.prepared_pods``."""
-        return () if self.kernels.prepared is None else self.kernels.prepared.statuses()
+        return () if self._prepared is None else self._prepared.statuses()
 
     def has_kernel(self, lease_id: str) -> bool:
         """See ``KernelHost.has_kernel``."""

@@ -68,7 +68,9 @@ class KernelPods:
         log: logging.Logger,
         on_taken: OnTaken,
         on_failed: OnFailed,
+        prepared: PreparedPods | None = None,
     ) -> None:
+        """Start and end pods; ``prepared`` has those that are there already, in which kernels may begin."""
         self._writer, self._view, self._log = writer, view, log
         self._on_taken, self._on_failed = on_taken, on_failed
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
@@ -96,8 +98,7 @@ class KernelPods:
         self._noted: dict[str, set[str]] = {}
         self._started = False
         self.stopped = False
-        #: The pods in which kernels may begin that are there already, where there are such.
-        self.prepared: PreparedPods | None = None
+        self._prepared = prepared
         view.on_kernel, view.on_notebook_gone = self._changed, self._notebook_gone
         view.on_node, view.on_workload = self._node_changed, self._workload_changed
         view.on_claim = self._claim_changed
@@ -112,12 +113,12 @@ class KernelPods:
         for pod in pods:
             if pod is not made:
                 self._delete(pod)
-        if made is None and not pods and self.prepared is not None:
-            made = await self.prepared.take(request)
+        if made is None and not pods and self._prepared is not None:
+            made = await self._prepared.take(request)
         self._requests[lease_id] = request  # first: its machine may refuse the pod before its answer is here
-        if made is not None and self.prepared is not None and is_prepared(made):
+        if made is not None and self._prepared is not None and is_prepared(made):
             self._ended_leases.discard(lease_id)
-            return replace(self._read(made)[0], beginning=self.prepared.beginning(made, request))
+            return replace(self._read(made)[0], beginning=self._prepared.beginning(made, request))
         made = await self._make(request, made)
         self._ended_leases.discard(lease_id)
         return self._read(made)[0]
@@ -158,7 +159,7 @@ class KernelPods:
     def _is_of(self, request: KernelPodRequest, pod: Manifest) -> bool:
         """Whether a pod is that of this very request, and has not ended."""
         same = mapping(pod["metadata"].get("annotations")).get(LAUNCH) == request.launch
-        if is_prepared(pod) and (self.prepared is None or not self.prepared.knows(pod)):
+        if is_prepared(pod) and (self._prepared is None or not self._prepared.knows(pod)):
             return False  # its kernel may not have begun, and nobody knows the key any more
         return same and self._read(pod)[0].phase is not PodPhase.ENDED
 
