@@ -31,6 +31,7 @@ from pathlib import Path
 from gpu_pool.cli.child import WaitingChild
 
 name, awaits, file = sys.argv[1:]
+signal.signal(signal.Signals[name], signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
 
 def send():
     while not (os.path.exists(file) and Path(file).read_text().endswith("\\n")):

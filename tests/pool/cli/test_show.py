@@ -14,7 +14,8 @@ DEVICE = {
 LEASE = {
     "id", "request", "state", "position", "place", "user", "course", "kernel", "batch", "requested_at",
     "held_at", "ended_at",
-    "end_reason", "pid", "slices", "enforcement", "ends_at", "simulated", "failure",
+    "end_reason", "pid", "slices", "enforcement", "ends_at", "job", "job_ends_at", "simulated",
+    "failure",
 }  # fmt: skip
 
 

@@ -56,6 +56,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "spans": ((1000.0, 60.0),),
     "devices": ("GPU-1",),
     "uses": (),
+    "unmovable": {},
 }
 by_name = pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row.name)
 
