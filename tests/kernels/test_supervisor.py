@@ -247,6 +247,16 @@ async def test_a_kernel_ends_once_its_server_has_been_away_for_as_long_as_it_may
         assert "its server has not been heard of" in pod.log.read_text()
 
 
+@pytest.mark.long
+async def test_a_kernel_that_listens_late_is_not_taken_for_one_without_a_server(tmp_path: Path) -> None:
+    """Its server connects once it listens."""
+    late = ("sh", "-c", 'sleep 6; exec "$@"', "sh", *TINY)
+    async with supervised(tmp_path, "--alone", "5", argv=late, encrypts=False) as pod:
+        await pod.asked("hello")
+        await pod.connect()
+        await pod.asked("and again")
+
+
 async def test_who_has_connected_before_takes_over_a_kernel_again(tmp_path: Path) -> None:
     async with supervised(tmp_path) as pod:
         first = await pod.connect()

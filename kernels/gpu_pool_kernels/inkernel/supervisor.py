@@ -81,6 +81,8 @@ class Kernel:
         #: How it has ended: its exit status, or minus the signal.
         self.status = None  # type: int | None
         self.is_bound = False
+        #: When it had bound its ports, of ``time.monotonic()``.
+        self.bound_at = float("inf")
         self._channel = channel
 
     def sockets(self) -> "list[socket.socket]":
@@ -139,7 +141,7 @@ class Supervisor:
         #: Where kernels start; None for where this process does.
         self._folder = None  # type: str | None
         self._ports = Ports(self._file.content)
-        self._began_at, self._ended_at = time.monotonic(), float("-inf")
+        self._ended_at = float("-inf")
         self._killed_at = None  # type: float | None
         #: Who waits for a restart; and whether there is to be another kernel.
         self._asked = []  # type: list[tuple[ControlConnection, int]]
@@ -247,7 +249,8 @@ class Supervisor:
     def _is_alone(self, now: float) -> bool:
         """Whether nobody who may ask is connected, or was lately, where the kernel is to end then."""
         seconds = self._settings.alone
-        if seconds is None or now < self._began_at + seconds:
+        # Its server connects once the kernel listens, which may take long.
+        if seconds is None or self._kernel is None or now < self._kernel.bound_at + seconds:
             return False
         return self._control is None or not self._control.was_asked_within(seconds)
 
@@ -314,6 +317,7 @@ class Supervisor:
             was_bound = kernel.is_bound
             kernel.read(readable, self._ports)
             if kernel.is_bound and not was_bound:
+                kernel.bound_at = time.monotonic()
                 self._reply({"start": kernel.start, "cold": kernel.cold})
         elif self._is_wanted and self._fork is not None and self._has_ports():
             self._start(self._fork)
