@@ -31,7 +31,7 @@ from gpu_pool.settings import load_config, load_settings
 from gpu_pool.slurm import jobs
 from gpu_pool.slurm.jobs import GpuKind, Job
 from gpu_pool.slurm.settings import SlurmSettings
-from gpu_pool.slurm.watch import QueueWatch, ask, last_of
+from gpu_pool.slurm.watch import JobQueueWatch, ask, last_of
 from gpu_pool.store import files
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.worker import Worker
@@ -94,7 +94,7 @@ class SlurmBackend(Backend):
     def __init__(self, path: Path, settings: SlurmSettings) -> None:
         self._settings = settings
         self.host = self.queue = self
-        self.watch = QueueWatch()
+        self.watch = JobQueueWatch()
         self._worker = Worker("gpu-pool-slurm")
         #: Names this pool's jobs: another one of this user has other leases.
         self._mark = hashlib.sha256(f"{socket.gethostname()} {path}".encode()).hexdigest()[:8]

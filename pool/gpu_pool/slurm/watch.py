@@ -62,7 +62,7 @@ def last_of(job: str) -> Job | None:
     return Job(job, told.get("JobState", ""), reason=told.get("ExitCode", ""), node=told.get("NodeList", ""))
 
 
-class QueueWatch:
+class JobQueueWatch:
     """What squeue says of all jobs, asked by one thread: every few seconds, and slower where that is slow."""
 
     def __init__(self) -> None:
