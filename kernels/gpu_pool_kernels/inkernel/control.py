@@ -23,12 +23,16 @@ import socket
 import time
 from typing import Any, Iterator  # noqa: UP035 - for Python 3.8
 
-#: Bytes that a line may have, and those of who has shown that they have the key.
-MAX_LINE, MAX_LONG_LINE = 4096, 1 << 18
+#: Bytes that a line may have at most before its sender has proved that it has the key.
+MAX_LINE = 4096
+#: Bytes that it may have at most afterwards.
+MAX_LONG_LINE = 1 << 18
 #: Seconds in which who connects has shown that it has the key.
 _SHOWN_WITHIN = 10.0
-#: How many may be connected that have shown it, and that have not; each one more ends the oldest.
-_MAX_KNOWN, _MAX_UNKNOWN = 3, 16
+#: Connections at a time whose sender has proved that it has the key; one more ends the oldest.
+_MAX_KNOWN = 3
+#: The same for those whose sender has not.
+_MAX_UNKNOWN = 16
 _NONCE_DIGITS = 64
 #: The kernel listens at all addresses of its pod.
 _EVERYWHERE = ("", "*", "0.0.0.0")  # noqa: S104 - a pod's

@@ -5,14 +5,20 @@ import os
 import select
 import sys
 
-#: Bytes of it that are kept, and characters that are told.
-_KEPT, _TOLD = 16_384, 600
+#: Bytes of the end of standard error that are kept.
+_KEPT = 16_384
+#: Characters of it that a person is told.
+_TOLD = 600
 #: How what Python says of a fatal signal begins: the calls that follow may be many.
 _FATAL = "Fatal Python error: "
-#: Bytes that are read at a stretch, and how often before something else is done.
-_CHUNK, _CHUNKS = 65536, 16
-#: Bytes that a pipe takes at once where it takes any (PIPE_BUF), and seconds for which a log may take none.
-_TAKEN, _STUCK_AFTER = 4096, 1.0
+#: Bytes that are read at a time.
+_CHUNK = 65536
+#: Reads in a row before something else gets its turn.
+_CHUNKS = 16
+#: Bytes that a pipe takes whole where it takes any (PIPE_BUF).
+_TAKEN = 4096
+#: Seconds after which a log that takes nothing is given up.
+_STUCK_AFTER = 1.0
 
 
 class LastWords:

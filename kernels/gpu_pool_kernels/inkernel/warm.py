@@ -19,8 +19,10 @@ from .commands import PLACE, template_argv
 
 #: Bytes in which a kernel's own variables are shown: few are not the template's as well.
 _PLACE_FOR = 16_384
-#: Seconds in which a template must say that it has heard, and then that it has forked.
-_HEARS_WITHIN, _FORKS_WITHIN = 5.0, 5.0
+#: Seconds in which a template must acknowledge that it was asked for a kernel.
+_HEARS_WITHIN = 5.0
+#: Seconds in which it must have forked it then.
+_FORKS_WITHIN = 5.0
 #: Seconds for which it may import.
 _IMPORTS_WITHIN = 300.0
 #: Seconds without a question after which it would end: never.

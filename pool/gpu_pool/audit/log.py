@@ -24,8 +24,10 @@ from gpu_pool_client._log import EscapingLogger
 _MOST_TEXT: Final = 500
 #: Entries kept of a list: a lease has one for each of its devices.
 _MOST_ENTRIES: Final = 64
-#: Refusals of one user that are written down in a minute, and users who are remembered for that.
-_MOST_REFUSALS, _MOST_KNOWN = 60, 1000
+#: Refusals of one user that are logged in a minute.
+_MOST_REFUSALS: Final = 60
+#: Users whose refusals are counted.
+_MOST_KNOWN: Final = 1000
 
 
 class AuditLog:

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from gpu_pool_kernels.installer import InstalledKernel
 
 
-#: Files that are told of, and mistakes of each.
-_MOST_FILES, _MOST_OF_FILE = 20, 5
+#: Files at most that are reported.
+_MOST_FILES: Final = 20
+#: Mistakes at most that are reported of each.
+_MOST_OF_FILE: Final = 5
 _LONGEST = 600
 
 

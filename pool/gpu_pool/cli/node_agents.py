@@ -16,8 +16,10 @@ from gpu_pool.cluster.dialects.objects import listing, mapping
 
 #: By which agents' pods are found, of whichever pool they are.
 _LABELS: Final = "app.kubernetes.io/name=gpu-pool,app.kubernetes.io/component=node-agent"
-#: Characters of what the cluster says, and nodes of which each is named with its reason.
-_LONG, _MOST_NAMED = 400, 20
+#: Characters at most of what the cluster says.
+_LONG: Final = 400
+#: Nodes at most that are named, each with its reason.
+_MOST_NAMED: Final = 20
 _GUIDE: Final = "see docs/administrator/node-agent"
 #: Bytes of an agent's log: it says first what it can.
 _LOG_BYTES: Final = 65_536

@@ -29,8 +29,10 @@ from gpu_pool_client._backoff import Backoff
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
-#: Seconds in which a connection is made, and in which an answer has come.
-_CONNECT_WITHIN, _ANSWER_WITHIN = 10.0, 15.0
+#: Seconds in which a connection must be made.
+_CONNECT_WITHIN: Final = 10.0
+#: Seconds in which an answer must have come then.
+_ANSWER_WITHIN: Final = 15.0
 #: Answers after which the same question may be answered later: too many requests, and a server in trouble.
 _LATER: Final = (429, 500, 502, 503, 504)
 #: Bytes of an event that can be read: more than etcd keeps of an object.
@@ -240,7 +242,10 @@ async def connect(kubeconfig: str = "", *, lax: bool = False) -> Api:
     return Api(account, account.namespace)
 
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+#: Seconds after the first attempt that failed; they double with each further one,
+_FIRST_PAUSE: Final = 0.2
+#: up to so many.
+_LONGEST_PAUSE: Final = 10.0
 #: Pods that are being deleted at the same time; the others wait here.
 _AT_ONCE: Final = 16
 _NOT_FOUND, _CONFLICT = 404, 409

@@ -22,8 +22,10 @@ Changed = Callable[["Manifest | None", "Manifest | None"], None]
 
 #: Seconds that one watch lasts, so that a connection that nobody ends is noticed.
 _WATCH_FOR: Final = 240.0
-#: Seconds between two attempts: at first, and at most.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+#: Seconds after the first attempt that failed; they double with each further one,
+_FIRST_PAUSE: Final = 0.2
+#: up to so many.
+_LONGEST_PAUSE: Final = 10.0
 #: Seconds until the next version of a kind is looked for.
 _NEXT_PAUSE: Final = 0.01
 #: Seconds after which it is looked again whether what the cluster does not have is there.

@@ -76,7 +76,10 @@ STAYS: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-_MOST_WORDS, _MOST_TEXT, _MOST_VARIABLES = 200, 16_384, 500
+#: Most arguments of a kernel's command, characters of each, and variables of its environment.
+_MOST_WORDS: Final = 200
+_MOST_TEXT: Final = 16_384
+_MOST_VARIABLES: Final = 500
 #: Seconds between the end of the longest lease and that of its pod, whose end the pool itself comes before.
 _DEADLINE_MARGIN: Final = 60
 #: Seconds from the order to end to the end: whoever shuts a kernel down has asked it before.

@@ -45,8 +45,10 @@ _REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
 _EXTRA: Final = "authentication.kubernetes.io/"
 #: Seconds between two writes to the store, for all leases together.
 _WRITE_EVERY: Final = 10.0
-#: More of each than any node has.
-_MOST_DEVICES, _MOST_USES, _MOST_PROCESSES = 256, 1_024, 4_194_304
+#: Devices, uses and processes that one report may name: more than any node has.
+_MOST_DEVICES: Final = 256
+_MOST_USES: Final = 1_024
+_MOST_PROCESSES: Final = 4_194_304
 #: The uid of a pod, and what a runtime calls a container.
 _ID: Final = re.compile(r"[0-9A-Za-z_.-]{0,128}", re.ASCII)
 #: How the driver names MIG instances.

@@ -30,8 +30,10 @@ _EVERY: Final = 3.0
 _SOON: Final = 3.0
 #: Seconds for which an event is believed: a kubelet that goes on trying says so every two minutes at most.
 _BELIEVED: Final = 150.0
-#: Seconds until a pod that its machine refused is made again: the first time, and at most.
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+#: Seconds until a pod that its node refused is made again, the first time; they double with each further one,
+_FIRST_PAUSE: Final = 1.0
+#: up to so many.
+_LONGEST_PAUSE: Final = 30.0
 #: Warnings about pods, and no other events.
 _SELECTOR: Final = "type=Warning,involvedObject.kind=Pod"
 _FORBIDDEN: Final = 403

@@ -53,8 +53,10 @@ from gpu_pool_client import (
 
 #: Bytes of what a supervisor is told at most: a longer line it does not read.
 _MOST_TOLD: Final = 180_000
-#: Digits of a pod's name, and bytes of its supervisor's key.
-_NAME_BYTES, _KEY_BYTES = 8, 32
+#: Random bytes in a pod's name.
+_NAME_BYTES: Final = 8
+#: Bytes of its supervisor's key.
+_KEY_BYTES: Final = 32
 
 
 class PreparedPods:

@@ -50,12 +50,17 @@ from gpu_pool_client._log import escaped
 SUSPENDED: Final = f"{PREFIX}/suspended"
 #: Seconds after which an agent's question is answered at the latest.
 _LONGEST_QUESTION: Final = 15.0
-#: MiB that a driver copies at least in each second, and seconds that all else may take.
-_MIB_PER_SECOND, _BESIDE_COPYING = 250, 90.0
+#: MiB that a driver copies in each second, at least.
+_MIB_PER_SECOND: Final = 250
+#: Seconds that all else may take.
+_BESIDE_COPYING: Final = 90.0
 #: Seconds between two looks at whether an agent is still there.
 _LOOK_EVERY: Final = 1.0
-#: More of each than any node has, and characters of why something was not done.
-_MOST_DEVICES, _MOST_MOVES, _LONGEST_WHY = 256, 1_024, 400
+#: Devices and moves that one report may name: more than any node has.
+_MOST_DEVICES: Final = 256
+_MOST_MOVES: Final = 1_024
+#: Characters of a reason why something was not done.
+_LONGEST_WHY: Final = 400
 _NAME: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
 _AGENTS_LOG: Final = "See the log of the node agent."
 _LOST: Final = "What this kernel kept on its GPU could not be brought back, so it is ended: {}."

@@ -23,9 +23,14 @@ from gpu_pool_client._requests import memory_in_words
 
 #: The futures that are played through, each with other holding times; evenly spread, not at random.
 _FUTURES: Final = 8
-#: The shortest and the longest wait in these futures, times this much, and seconds more. Who
-#: comes meanwhile is not foreseen; so widened, the range held four of five waits in the workloads.
-_SOONER, _LATER, _LATER_STILL = 0.5, 3.0, 120.0
+# Who comes meanwhile is not foreseen, so the range of these futures is widened: so, it held four of five
+# waits in the workloads.
+#: The shortest wait is multiplied by this.
+_SOONER: Final = 0.5
+#: The longest is multiplied by this,
+_LATER: Final = 3.0
+#: and so many seconds are added.
+_LATER_STILL: Final = 120.0
 #: Ends of leases that one future is followed for.
 _MOST_EVENTS: Final = 400
 #: The fractional parts of its multiples are spread evenly, and differ from neighbour to neighbour.

@@ -33,11 +33,16 @@ from gpu_pool_client import Device, Failure, GpuPoolError, Lease, LeaseGone, Lea
 if TYPE_CHECKING:
     from gpu_pool.courses.admission import CourseAdmission
 
-#: How old, in seconds, the look may be by which it is decided that something new can use the devices; for
-#: how long it is waited for. And how old it may be for those who wait.
-FRESH, DRIVER_WITHIN, SOON = 0.0, 3.0, 3.0
-#: Seconds that a forecast waits for what has just come to be written down, and between two looks at that.
-_NOTED_WITHIN, _NOTED_EVERY = 2.0, 0.02
+#: How old, in seconds, what is known of the devices may be when a new request is decided.
+FRESH: Final = 0.0
+#: Seconds for which the driver's answer is awaited then.
+DRIVER_WITHIN: Final = 3.0
+#: How old it may be for those who wait.
+SOON: Final = 3.0
+#: Seconds that a forecast waits until devices which have just come are in the store.
+_NOTED_WITHIN: Final = 2.0
+#: Seconds between two checks of that.
+_NOTED_EVERY: Final = 0.02
 #: Seconds between two transactions that keep less of what is old: they take a small part of the time.
 _BETWEEN: Final = 0.1
 #: Requests that are being decided at the same time; the others wait for their turn here. In the

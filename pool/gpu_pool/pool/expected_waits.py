@@ -13,9 +13,11 @@ from gpu_pool.policy.queue_state import Situation
 from gpu_pool.worker import Worker
 
 T = TypeVar("T")
-#: What was worked out is told for so many times as long as that took, in seconds of work, and no
-#: longer than so many seconds: everybody asks, and seconds of work stand behind a queue of two hundred.
-_TIMES, _LONGEST = 100.0, 300.0
+# A forecast for a queue of two hundred takes seconds of computing, and everybody asks for it: so it is kept
+#: for so many times as long as it took,
+_TIMES: Final = 100.0
+#: but so many seconds at most.
+_LONGEST: Final = 300.0
 #: Whoever asks waits no longer than this for what is being worked out.
 _PATIENCE: Final = 0.5
 #: So many may ask at once what they alone are to be told; the others are told nothing, as if it took long.

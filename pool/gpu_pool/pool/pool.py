@@ -54,10 +54,13 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._operations import operation_of
 
-#: How often a waiter sees whether anything was decided, and reads its place although nothing seems so.
-_GLANCE, _POLL = 0.02, 0.1
-#: And whoever follows a lease that does not wait: of those there are many.
-_HELD_GLANCE, _HELD_POLL = 0.1, 1.0
+#: Seconds between two checks, by one who waits, of whether anything was decided (a look at the file's time).
+_GLANCE: Final = 0.02
+#: Seconds after which they read their place although nothing seems to have been decided.
+_POLL: Final = 0.1
+#: The same two for those who follow a lease that does not wait: of these there are many.
+_HELD_GLANCE: Final = 0.1
+_HELD_POLL: Final = 1.0
 #: Seconds for which news of a pod are waited for, unless it is said.
 _POD_POLL: Final = 25.0
 #: Around what is done where decisions are not written down, and what nobody waits for.

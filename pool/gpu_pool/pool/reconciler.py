@@ -26,9 +26,13 @@ from gpu_pool.store.thread import StoreThread
 from gpu_pool_client import GpuPoolError, Lease, LeaseGone, LeaseState, PoolUnreachable, Process
 from gpu_pool_client._log import get_logger
 
-#: Rest after a pass, in seconds and in times of what the pass took: many changes are followed up together.
-#: Never for longer than this, also where a pass has stood still with its machine.
-_LEAST_REST, _REST_TIMES, _MOST_REST = 0.02, 9.0, 2.0
+# After a pass the reconciler rests, so that many changes are followed up by one pass:
+#: for so many times as long as the pass took,
+_REST_TIMES: Final = 9.0
+#: so many seconds at least,
+_LEAST_REST: Final = 0.02
+#: and so many at most: a pass may have taken long because its machine was suspended.
+_MOST_REST: Final = 2.0
 #: Seconds in which the last pass ends when the pool is closed.
 _LAST_PASS_WITHIN: Final = 5.0
 

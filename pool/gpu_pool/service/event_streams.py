@@ -35,8 +35,10 @@ class StreamLimits:
     longest: float = 600.0
 
 
-#: Seconds for which nothing may have been found changed, and the least between two looks.
-_CHANGES_WITHIN, _REST = 15.0, 0.5
+#: Seconds after which the pool is read anew although nothing seems to have changed.
+_CHANGES_WITHIN: Final = 15.0
+#: Seconds at least between two reads.
+_REST: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client import _procfs as procfs
 
-#: Seconds between two tries, and those that one may take.
-_TRY_EVERY, _WITHIN = 3.0, 2.0
+#: Seconds between two attempts to write to the store.
+_TRY_EVERY: Final = 3.0
+#: Seconds that one may take.
+_WITHIN: Final = 2.0
 
 
 class Health:

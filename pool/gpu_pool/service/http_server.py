@@ -42,8 +42,10 @@ from gpu_pool_client._remote.bodies import MOST_BODY
 from gpu_pool_client._remote.endpoints import check_length
 
 _MOST_HEADERS: Final = 16 * 1024
-#: Seconds in which a request's headers have come, idle time before them included, and its body.
-_HEADERS_WITHIN, _BODY_WITHIN = 60.0, 10.0
+#: Seconds in which a request's headers must have come, idle time before them included.
+_HEADERS_WITHIN: Final = 60.0
+#: Seconds in which its body must have come then.
+_BODY_WITHIN: Final = 10.0
 
 
 class LimitedServer(HTTPServer):

@@ -38,13 +38,18 @@ from gpu_pool_client._remote.exchange import AnswerTooLargeError, ServerAddress,
 #: Seconds for which an answer of the Hub holds for those who only read.
 _HOLDS: Final = 5.0
 _ANSWER_WITHIN: Final = 5.0
-#: Questions to the Hub at once: about tokens that were known lately, and about others.
-_KNOWN_AT_ONCE, _OTHERS_AT_ONCE = 28, 4
+#: Questions to the Hub at a time about tokens that it knew lately.
+_KNOWN_AT_ONCE: Final = 28
+#: The same about others.
+_OTHERS_AT_ONCE: Final = 4
 #: Requests of one address that may wait until the Hub is asked about their tokens.
 MOST_WAITING: Final = 512
-#: After a token that the Hub does not know its place among the questions stays empty, for so many times
-#: as long as the question took, in seconds at most: made-up tokens are not to be all that the Hub does.
-_REST_TIMES, _MOST_REST = 3.0, 0.2
+# After a token that the Hub does not know, its place among the questions stays empty for a while: made-up
+# tokens are not to be all that the Hub does.
+#: So many times as long as the question took,
+_REST_TIMES: Final = 3.0
+#: but so many seconds at most.
+_MOST_REST: Final = 0.2
 _TOKEN: Final = re.compile(r"(?:bearer|token)[ ]+([!-~]{1,1024})", re.IGNORECASE)
 _CLIENT: Final = re.compile(r"[0-9A-Za-z]{1,32}", re.ASCII)
 #: Bytes of the largest answer of the Hub that is read. Its users choose a part of what it says.

@@ -26,8 +26,10 @@ from gpu_pool_client import NotAllowed, PoolUnreachable
 #: Seconds for which the cluster's answer about a token holds: so long an agent that has been deleted may be
 #: believed.
 _HOLDS: Final = 30.0
-#: Questions to the cluster at once, and requests of one address that wait for theirs.
-_AT_ONCE, _MOST_WAITING = 4, 64
+#: Questions to the cluster at a time.
+_AT_ONCE: Final = 4
+#: Requests of one address that may wait for theirs.
+_MOST_WAITING: Final = 64
 #: A token of the cluster's, which is longer than one of a JupyterHub.
 _TOKEN: Final = re.compile(r"bearer[ ]+([!-~]{1,8192})", re.IGNORECASE)
 #: What they are called in the log. No user is: a "/" in a name of the Hub's is written otherwise.

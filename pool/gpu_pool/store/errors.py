@@ -64,8 +64,10 @@ _MEANINGS: Final = (
 _VAGUE: Final = ("readonly", "unable to open", "disk I/O error")
 #: What a store needs at the most until it is tidied up: its write-ahead log, and some growth.
 _NEEDED_MIB: Final = 20
-#: Bytes that are written to see whether anything can be, and free ones below which a disk is full.
-_TRIAL, _NEARLY_NOTHING = 8_192, 262_144
+#: Bytes that are written to find out whether anything can be.
+_TRIAL: Final = 8_192
+#: Free bytes below which a disk counts as full.
+_NEARLY_NOTHING: Final = 262_144
 #: Files that a store needs open.
 _FILES: Final = 10
 _KEPT: Final = "Nothing that was decided is lost; leases that end now are recorded once there is space."

@@ -39,8 +39,10 @@ _TIER: Final = "caps"
 _MIB: Final = 1 << 20
 #: The part of the node's memory that is used where nobody names another one.
 _PART: Final = 4
-#: For how long the service is asked at once, and between two questions where it did not answer.
-_QUESTION, _AGAIN_AFTER = 15.0, 1.0
+#: Seconds for which the service may keep a question until it has something to do.
+_QUESTION: Final = 15.0
+#: Seconds until it is asked again where it did not answer.
+_AGAIN_AFTER: Final = 1.0
 #: Seconds to wait where a move is wanted of a pod of which another one is just being ended.
 _BUSY: Final = 0.2
 
