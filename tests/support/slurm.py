@@ -6,7 +6,8 @@ their own and at ports of their own, as the user that runs the tests::
     with slurm_cluster(folder) as slurm:             # some seconds
         slurm.run("srun", "--gres=shard:40", "true")
 
-``n1`` has two GPUs of the type ``v100`` and ``n2`` one of the type ``t4``, each in 100 shards. A GPU is a
+``n1`` has two GPUs of the type ``v100`` and ``n2``, at an address of its own, one of the type ``t4``, each in
+100 shards. A GPU is a
 device file that every machine has: Slurm counts it, names it to jobs, and limits nothing.
 """
 
@@ -60,7 +61,7 @@ KillWait=2
 MpiDefault=none
 GresTypes=gpu,shard
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=16 Gres=gpu:v100:2,shard:200
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 Gres=gpu:t4:1,shard:100
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.2 Port={ports[1]} CPUs=16 Gres=gpu:t4:1,shard:100
 PartitionName=gpu Nodes=n1,n2 Default=YES MaxTime=1:00:00 DefaultTime=30:00
 """
 _DEVICES = """\
@@ -141,6 +142,18 @@ class Slurm:
             yield
         finally:
             os.kill(controller, signal.SIGCONT)
+
+    @contextmanager
+    def reachable_by_slurm_alone(self) -> Iterator[None]:
+        """Let nobody but Slurm connect to the node ``n2`` meanwhile: what is for other ports is dropped."""
+        shown = self.run("scontrol", "--oneliner", "show", "node", "n2")
+        port = next(word for word in shown.split() if word.startswith("Port=")).partition("=")[2]
+        rule = ("-i", "lo", "-d", "127.0.0.2", "-p", "tcp", "--syn", "!", "--dport", port, "-j", "DROP")
+        subprocess.run(["iptables", "-w", "-I", "INPUT", *rule], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["iptables", "-w", "-D", "INPUT", *rule], check=True)
 
     def cancel_all(self) -> None:
         """End all jobs, and return once none is left."""

@@ -2,7 +2,8 @@
 
 Run as ``python3 launch.py job FOLDER``. In ``FOLDER``, which the server sees as well, ``kernel.json`` says
 what is to run; ``address.json`` is written there, with the ports at which the kernel and its supervisor
-listen: whichever are free, since a node runs many jobs. The connection file, with its keys, is on the node's
+listen: whichever are free, since a node runs many jobs. A server that cannot connect to these is connected to
+instead. The connection file, with its keys, is on the node's
 own disk.
 """
 
@@ -14,6 +15,8 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+
+from .reverse_tunnel import begin as begin_tunnel
 
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port", "supervisor")
 
@@ -50,6 +53,8 @@ def main() -> None:
         options = ["--port", str(ports["supervisor"]), "--alone", str(told["alone"])]
         options += ["--preload", ",".join(told["preload"])]
         sys.argv[1:] = ["supervisor", "--connection", str(connection), *options, "--", *argv]
+        if told["tunnel"]:
+            begin_tunnel({**told["tunnel"], "ports": ports})
         draft.rename(folder / "address.json")
         importlib.import_module(__package__ + ".supervisor").main(told["environment"])
     finally:

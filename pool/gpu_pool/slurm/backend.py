@@ -30,6 +30,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import load_config, load_settings
 from gpu_pool.slurm import jobs
 from gpu_pool.slurm.jobs import GpuKind, Job
+from gpu_pool.slurm.reverse_tunnels import ReverseTunnels
 from gpu_pool.slurm.settings import SlurmSettings
 from gpu_pool.slurm.watch import JobQueueWatch, ask, last_of
 from gpu_pool.store import files
@@ -62,11 +63,18 @@ from gpu_pool_client._pool import split_url
 
 #: Seconds for which what sinfo says is good; to wait for a command; and between two looks at what is known.
 _KNOWN_FOR, _WITHIN, _GLANCE = 60.0, 130.0, 0.25
+#: Seconds for which a node is tried before the tunnel from it is used.
+_REACHED_WITHIN: Final = 2.0
+#: Seconds between two attempts meanwhile: the supervisor may just be starting.
+_REACHED_EVERY: Final = 0.02
 #: Seconds without its server after which a kernel's job ends.
 ALONE: Final = 120
 _FOR_KERNELS: Final = (
     "A slice of a Slurm cluster is a kernel's, whose job is started with it.",
     "Start a command by Slurm itself: srun --gres=gpu:1 COMMAND.",
+)
+_UNREACHED: Final = (
+    "Its job runs on {}, which cannot be reached from here, and has not connected to this server either."
 )
 _STAGES: Final = {"CONFIGURING": "Its node is being prepared.", "RUNNING": "Its job has begun."}
 
@@ -84,6 +92,8 @@ class KernelJob:
     seen: Job = field(default_factory=lambda: Job("", "PENDING"))
     #: What its main process has said of where it listens.
     ports: Mapping[str, int] = field(default_factory=dict)
+    #: Where its kernel is reached from here; empty as long as it is not.
+    address: str = ""
 
 
 class SlurmBackend(Backend):
@@ -105,6 +115,7 @@ class SlurmBackend(Backend):
         #: By lease.
         self._jobs: dict[str, KernelJob] = {}
         self._is_stopped = False
+        self._tunnels = ReverseTunnels(settings.ports())
 
     def run(self) -> AbstractAsyncContextManager[object]:
         """Begin nothing: its thread is begun as it is needed."""
@@ -113,6 +124,7 @@ class SlurmBackend(Backend):
     async def close(self) -> None:
         """Ask nothing more. Jobs live on, for as long as their servers do."""
         self._worker.stop()
+        await self._tunnels.close()
 
     async def _ask(self, *words: str, told: str = "") -> str:
         try:
@@ -195,6 +207,7 @@ class SlurmBackend(Backend):
         for lease_id in known - live:
             await self.end(lease_id)
             shutil.rmtree(self._jobs.pop(lease_id).folder, ignore_errors=True)
+            self._tunnels.forget(lease_id)
         for name, job in shown.items():
             if name.removeprefix(self._name("")) not in live:
                 await self._cancel(job)
@@ -235,7 +248,8 @@ class SlurmBackend(Backend):
                 return self._state(lease.id, known)
             await self.end(lease.id)
             shutil.rmtree(known.folder, ignore_errors=True)
-        folder = self._write(lease, kernel)
+        tunnel = {**await self._tunnels.expect(lease.id), "addresses": self._settings.addresses()}
+        folder = self._write(lease, kernel, tunnel)
         kind = next(
             each for each in self._kinds if f"any {each.type or 'GPU'}" == lease.slices[0].device.node
         )
@@ -260,7 +274,7 @@ class SlurmBackend(Backend):
         self.watch.look_soon()
         return self._state(lease.id, job)
 
-    def _write(self, lease: Lease, kernel: KernelCommand) -> Path:
+    def _write(self, lease: Lease, kernel: KernelCommand, tunnel: Mapping[str, Any]) -> Path:
         """Write what the job is to run where only this user reads it; return the folder."""
         if not kernel.argv_here:
             raise BadRequest(
@@ -278,6 +292,7 @@ class SlurmBackend(Backend):
             "folder": kernel.folder_here,
             "preload": kernel.preload,
             "alone": ALONE,
+            "tunnel": tunnel,
         }
         with open(os.open(folder / "kernel.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(told, file)
@@ -293,6 +308,7 @@ class SlurmBackend(Backend):
                 raise BadRequest("No kernel was started on this slice by this server.", "Start one.")
             self.watch.keep()
             await self._see(job)
+            await self._reach(lease_id, job)
             found = self._state(lease_id, job)
             if lease.is_queued and found.phase is PodPhase.RUNNING:
                 self.pool.wake()  # its lease is held first: what its kernel is told of it stays the same then
@@ -300,6 +316,23 @@ class SlurmBackend(Backend):
             if found.version != seen or time.monotonic() > give_up_at or self._is_stopped:
                 return found
             await asyncio.sleep(_GLANCE)
+
+    async def _reach(self, lease_id: str, job: KernelJob) -> None:
+        """Find out how a kernel that runs is reached: on its node, or by the tunnel that its job opens."""
+        if not job.ports:
+            with suppress(OSError, ValueError):
+                job.ports = json.loads((job.folder / "address.json").read_text())
+        if job.address or not job.ports or not job.seen.node or job.seen.is_over:
+            return
+        address = self._addresses.get(job.seen.node, job.seen.node)
+        if await _answers(address, job.ports["supervisor"]):
+            job.address = address
+        elif through := self._tunnels.ports(lease_id):
+            job.address, job.ports = "127.0.0.1", through
+        else:
+            return
+        how = f"at {address}" if job.address == address else f"through the tunnel from {job.seen.node}"
+        get_logger().info("The kernel of Slurm job %s is reached %s.", job.id, how)
 
     def _state(self, lease_id: str, job: KernelJob) -> KernelPod:
         now = self._phase(lease_id, job)
@@ -315,15 +348,13 @@ class SlurmBackend(Backend):
             code = None if why else int(status) if status.isdecimal() else 0
             return KernelPod("", PodPhase.ENDED, message=why or self._failed(job, code or 0), exit_code=code)
         trouble = f"Slurm does not answer: {self.watch.trouble}" if self.watch.trouble else ""
-        if not job.ports:
-            with suppress(OSError, ValueError):
-                job.ports = json.loads((job.folder / "address.json").read_text())
-        if job.ports and job.seen.node:
-            address = self._addresses.get(job.seen.node, job.seen.node)
-            return KernelPod("", PodPhase.RUNNING, address, trouble, ports=job.ports)
+        if job.address:
+            return KernelPod("", PodPhase.RUNNING, job.address, trouble, ports=job.ports)
         place = self.place(lease_id)
         if place is not None:
             return KernelPod("", PodPhase.QUEUED, message=trouble or place.told(time.time()))
+        if job.ports and job.seen.node:
+            trouble = trouble or _UNREACHED.format(job.seen.node)
         return KernelPod("", PodPhase.STARTING, message=trouble or _STAGES.get(job.seen.state, ""))
 
     def _failed(self, job: KernelJob, code: int) -> str:
@@ -381,6 +412,22 @@ class SlurmBackend(Backend):
 
     def _name(self, lease_id: str) -> str:
         return f"gpu-pool-{self._mark}-{lease_id}"
+
+
+async def _answers(address: str, port: int) -> bool:
+    """Whether somebody listens there, or soon does."""
+    give_up_at = time.monotonic() + _REACHED_WITHIN
+    while (left := give_up_at - time.monotonic()) > 0:
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), left)
+        except ConnectionRefusedError:  # noqa: PERF203 - it waits most of the time
+            await asyncio.sleep(_REACHED_EVERY)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        else:
+            writer.close()
+            return True
+    return False
 
 
 def _launcher() -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from traitlets import Dict, Unicode
+from traitlets import Bunch, Dict, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
 from gpu_pool_client._traits import WholeNumber
+
+_LAST_PORT: Final = 65_535
 
 
 class SlurmSettings(Configurable):
@@ -34,10 +38,43 @@ class SlurmSettings(Configurable):
     prologue = Unicode(
         "", help="Lines of shell that the jobs run first, such as: module load cuda. Empty for none."
     ).tag(config=True)
+    server_address = Unicode(
+        "",
+        help="Where nodes reach this server, if it cannot connect to them; empty for its name.",
+    ).tag(config=True)
+    server_ports = Unicode(
+        "", help="The ports at which it listens for them, as 20000-20099; empty for any that is free."
+    ).tag(config=True)
     gpu_memory = Dict(
         help="""The memory of GPUs in GiB by their type in Slurm, which does not know it: {"v100": 32}. A type
         whose name says it, such as a100_80gb, needs none. Others can be had as a whole only.""",
     ).tag(config=True)
+
+    @validate("server_ports")
+    def _check_ports(self, proposal: Bunch) -> str:
+        text = str(proposal["value"]).strip()
+        first, _, last = text.partition("-")
+        if text and not (
+            first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= _LAST_PORT
+        ):
+            raise TraitError(
+                f"c.SlurmSettings.server_ports is {text!r}; accepted is a first and a last port: 20000-20099."
+            )
+        return text
+
+    def ports(self) -> Sequence[int]:
+        """Return at which ports to listen for nodes, the first that is free; 0 for any."""
+        first, _, last = self.server_ports.partition("-")
+        return range(int(first), int(last) + 1) if first else (0,)
+
+    def addresses(self) -> Sequence[str]:
+        """Return at which addresses nodes try to reach this server."""
+        name = socket.gethostname()
+        return (
+            [self.server_address]
+            if self.server_address
+            else list(dict.fromkeys([socket.getfqdn(name), name]))
+        )
 
     def options(self) -> Iterator[str]:
         """Yield what is set as options of sbatch."""

@@ -1,0 +1,163 @@
+"""The job's end of a reverse tunnel, by which a server reaches ports of a node that it cannot connect to.
+
+Compute nodes can often connect to the machine of the Jupyter server, but not the other way round. What to
+do is told as a mapping: ``addresses`` and ``port`` of the server, the tunnel's ``name`` and ``key``, and
+``ports`` of this node by their names. One connection is kept to the server, which names in it the ports
+that it wants to be connected with; for each of these another connection is made. Each begins by both sides
+showing that they have the key. What passes is encrypted or signed by those who talk through it, as it is
+without a tunnel.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import time
+from typing import Any, Tuple  # noqa: UP035 - for Python 3.8
+
+Streams = Tuple[asyncio.StreamReader, asyncio.StreamWriter]  # noqa: UP006
+
+#: Seconds for a server to answer.
+_ANSWERS_WITHIN = 10.0
+#: Seconds until the server is asked: by then it has connected to this node where it can, and the kernel has
+#: started without this process beside it.
+_BEGINS_AFTER = 1.0
+#: Seconds between two attempts to reach a server that does not answer, and between two looks at whether the
+#: supervisor is still there: nobody tells of its end.
+_AGAIN_AFTER = 1.0
+#: Bytes that are passed on at a time.
+_CHUNK = 65536
+
+
+def proof(key: bytes, *parts: str) -> str:
+    """Return what shows that its sender has the key."""
+    return hmac.new(key, " ".join(parts).encode(), hashlib.sha256).hexdigest()
+
+
+async def dial(told: "dict[str, Any]", what: str) -> Streams:
+    """Return a connection to the server for ``what``: ``control``, or the name of what the server asked for.
+
+    Raises ``OSError`` where no address answers with the key.
+    """
+    key = bytes.fromhex(told["key"])
+    for address in told["addresses"]:
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(address, told["port"]), _ANSWERS_WITHIN
+            )
+        except (OSError, asyncio.TimeoutError):
+            continue
+        try:
+            await asyncio.wait_for(_introduce(reader, writer, key, told["name"], what), _ANSWERS_WITHIN)
+        except (OSError, EOFError, ValueError, asyncio.TimeoutError):
+            writer.close()
+            continue
+        return reader, writer
+    raise OSError("The server does not answer.")
+
+
+async def _introduce(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, name: str, what: str
+) -> None:
+    theirs, ours = (await reader.readuntil()).decode().strip(), secrets.token_hex(16)
+    writer.write(" ".join((name, what, ours, proof(key, "job", what, theirs, ours))).encode() + b"\n")
+    answer = (await reader.readuntil()).decode().strip()
+    if not hmac.compare_digest(answer, proof(key, "server", what, theirs, ours)):
+        raise OSError("Somebody else answers.")
+
+
+async def pass_on(one: Streams, other: Streams) -> None:
+    """Pass on what two connections send to one another, until one of them ends."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                data = await reader.read(_CHUNK)
+                if not data:
+                    return
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            return
+
+    ways = [asyncio.ensure_future(copy(one[0], other[1])), asyncio.ensure_future(copy(other[0], one[1]))]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        one[1].close()
+        other[1].close()
+
+
+async def _connect(told: "dict[str, Any]", what: str, port: int) -> None:
+    """Connect the server with a port of this node; ``what`` is the server's name for this connection."""
+    try:
+        here = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return  # nobody listens there: the server hears nothing, and gives up
+    try:
+        there = await dial(told, what)
+    except OSError:
+        here[1].close()
+        return
+    await pass_on(here, there)
+
+
+async def _serve(told: "dict[str, Any]") -> None:
+    """Do what the server asks for, until the connection to it ends."""
+    reader, writer = await dial(told, "control")
+    keep_alive(writer)
+    under_way = set()
+    try:
+        while True:
+            what, name = (await reader.readuntil()).decode().split()
+            task = asyncio.ensure_future(_connect(told, what, int(told["ports"][name])))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+    except (EOFError, ValueError, KeyError):
+        return
+    finally:
+        writer.close()
+
+
+def keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Notice within a minute or so that the other machine has gone."""
+    found = writer.get_extra_info("socket")
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+async def _run(told: "dict[str, Any]", parent: int) -> None:
+    """Be there for the server until the supervisor, whose process this is beside, has ended."""
+    serving = None
+    while os.getppid() == parent:
+        if serving is None or serving.done():
+            if serving is not None and not serving.cancelled():
+                serving.exception()  # a server that is away is asked again
+            serving = asyncio.ensure_future(_serve(told))
+        await asyncio.wait({serving}, timeout=_AGAIN_AFTER)
+        if serving.done():
+            await asyncio.sleep(_AGAIN_AFTER)
+
+
+def begin(told: "dict[str, Any]") -> None:
+    """Be the job's end of a tunnel, in a process of its own, for as long as this one lives.
+
+    This one must not have begun another thread.
+    """
+    parent = os.getpid()
+    if os.fork():
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(nowhere, standard)
+        time.sleep(_BEGINS_AFTER)
+        asyncio.run(_run(told, parent))
+    finally:
+        os._exit(0)
