@@ -106,7 +106,7 @@ async def _connect(told: "dict[str, Any]", what: str, port: int) -> None:
     await pass_on(here, there)
 
 
-async def _serve(told: "dict[str, Any]") -> None:
+async def serve(told: "dict[str, Any]") -> None:
     """Do what the server asks for, until the connection to it ends."""
     reader, writer = await dial(told, "control")
     keep_alive(writer)
@@ -139,7 +139,7 @@ async def _run(told: "dict[str, Any]", parent: int) -> None:
         if serving is None or serving.done():
             if serving is not None and not serving.cancelled():
                 serving.exception()  # a server that is away is asked again
-            serving = asyncio.ensure_future(_serve(told))
+            serving = asyncio.ensure_future(serve(told))
         await asyncio.wait({serving}, timeout=_AGAIN_AFTER)
         if serving.done():
             await asyncio.sleep(_AGAIN_AFTER)

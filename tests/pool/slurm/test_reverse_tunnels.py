@@ -1,0 +1,106 @@
+"""Tunnels from jobs to their server: who may open one, and what passes through it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from gpu_pool.slurm.reverse_tunnels import NAMES, ReverseTunnels
+from gpu_pool_client import BadRequest
+from gpu_pool_kernels.inkernel import reverse_tunnel
+from support.jupyter_env import eventually
+from support.ports import free_ports
+
+
+@pytest.fixture
+async def tunnels() -> AsyncIterator[ReverseTunnels]:
+    found = ReverseTunnels()
+    yield found
+    await found.close()
+
+
+async def _told(tunnels: ReverseTunnels, name: str, port: int = 0) -> dict[str, Any]:
+    return {**await tunnels.expect(name), "addresses": ["127.0.0.1"], "ports": dict.fromkeys(NAMES, port)}
+
+
+async def _connected(tunnels: ReverseTunnels, name: str) -> Mapping[str, int]:
+    async def is_connected() -> bool:
+        return bool(tunnels.ports(name))
+
+    await eventually(is_connected)
+    return tunnels.ports(name)
+
+
+async def _end(serving: asyncio.Task[None]) -> None:
+    serving.cancel()
+    await asyncio.wait([serving])
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"from the job: " + await reader.readuntil())
+    await writer.drain()
+    writer.close()
+
+
+async def test_a_port_of_the_job_is_reached_through_it(tunnels: ReverseTunnels) -> None:
+    async with await asyncio.start_server(_echo, "127.0.0.1", 0) as kernel:
+        told = await _told(tunnels, "1-a", kernel.sockets[0].getsockname()[1])
+        serving = asyncio.create_task(reverse_tunnel.serve(told))
+        ports = await _connected(tunnels, "1-a")
+        assert set(ports) == set(NAMES)
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports["shell_port"])
+        writer.write(b"hello\n")
+        assert await reader.readuntil() == b"from the job: hello\n"
+        writer.close()
+        await _end(serving)
+
+
+async def test_a_job_that_connects_anew_is_reached_at_the_same_ports(tunnels: ReverseTunnels) -> None:
+    told = await _told(tunnels, "1-a")
+    first = asyncio.create_task(reverse_tunnel.serve(told))
+    before = await _connected(tunnels, "1-a")
+    await _end(first)
+
+    async def is_lost() -> bool:
+        return not tunnels.ports("1-a")
+
+    await eventually(is_lost)
+    again = asyncio.create_task(reverse_tunnel.serve(told))
+    assert await _connected(tunnels, "1-a") == before
+    await _end(again)
+
+
+@pytest.mark.parametrize("changed", [{"key": "00" * 32}, {"name": "1-nobody"}, {"name": "2-b"}])
+async def test_nobody_without_the_key_of_that_job_gets_in(
+    tunnels: ReverseTunnels, changed: Mapping[str, str]
+) -> None:
+    told = await _told(tunnels, "1-a")
+    await tunnels.expect("2-b")
+    with pytest.raises(OSError, match="does not answer"):
+        await reverse_tunnel.dial({**told, **changed}, "control")
+    assert not tunnels.ports("1-a")
+    assert not tunnels.ports("2-b")
+
+
+async def test_a_job_tells_nothing_to_somebody_else_at_the_port_of_its_server() -> None:
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"00\n")
+        await reader.readuntil()
+        writer.write(b"0" * 64 + b"\n")
+        writer.close()
+
+    async with await asyncio.start_server(impostor, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        told = {"addresses": ["127.0.0.1"], "port": port, "name": "1-a", "key": "11" * 32}
+        with pytest.raises(OSError, match="does not answer"):
+            await reverse_tunnel.dial(told, "control")
+
+
+async def test_where_all_its_ports_are_taken_the_server_says_so() -> None:
+    [port] = free_ports(1)
+    async with await asyncio.start_server(_echo, "0.0.0.0", port):
+        with pytest.raises(BadRequest, match=r"Name more in c\.SlurmSettings\.server_ports"):
+            await ReverseTunnels([port]).expect("1-a")
