@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from gpu_pool.devices.visible import counts_in
+from gpu_pool.slurm.reasons import why_it_waits
 from gpu_pool_client import WHOLE, Device, NeverFits, Place, SliceRequest
 
 #: What squeue is asked for of each job, between bars.
@@ -22,42 +23,6 @@ _RUNS: Final = frozenset(
 )
 _NAMED_MEMORY: Final = re.compile(r"(?<![0-9.])([0-9]{1,4})_?gb?(?![a-z0-9])", re.ASCII | re.IGNORECASE)
 _MIB_PER_GIB: Final = 1024
-
-#: Why a job with GPUs waits, by Slurm's word for it (squeue's manual: JOB REASON CODES).
-_REASONS: Final[Mapping[str, str]] = {
-    "None": "Slurm has not looked at it yet.",
-    "Priority": "Jobs with a higher priority come first.",
-    "Resources": "It is next, and waits until what it needs is free.",
-    "ReqNodeNotAvail": "A node that it needs is down, reserved or in use.",
-    "Reservation": "It waits for its reservation to begin.",
-    "ReservationDeleted": "Its reservation was deleted: ask for the GPU without it.",
-    "PartitionDown": "Its partition is closed.",
-    "PartitionInactive": "Its partition takes no jobs.",
-    "PartitionNodeLimit": "It asks for more nodes than its partition allows.",
-    "PartitionTimeLimit": "Its time limit is longer than its partition allows, so that it never starts.",
-    "AssociationJobLimit": "Your account runs as many jobs as it may.",
-    "AssociationResourceLimit": "Your account uses as much as it may.",
-    "AssociationTimeLimit": "Your account has used up its time.",
-    "QOSJobLimit": "As many jobs of its QOS run as may.",
-    "QOSResourceLimit": "Jobs of its QOS use as much as they may.",
-    "QOSTimeLimit": "Its QOS has used up its time.",
-    "QOSMaxGRESPerUser": "You use as many GPUs as its QOS allows a user.",
-    "QOSMaxJobsPerUserLimit": "You run as many jobs as its QOS allows a user.",
-    "QOSGrpGRES": "Jobs of its QOS use as many GPUs as they may together.",
-    "AssocGrpGRES": "Jobs of your account use as many GPUs as they may together.",
-    "AssocGrpGRESMinutes": "Your account has used up its GPU time.",
-    "AssocMaxJobsLimit": "You run as many jobs as your account allows.",
-    "MaxGRESPerAccount": "Your account uses as many GPUs as its QOS allows.",
-    "JobHeldAdmin": "An administrator holds it back.",
-    "JobHeldUser": "It is held back: scontrol release lets it go on.",
-    "Dependency": "It waits for another job to end.",
-    "BeginTime": "It was asked for a later time.",
-    "Licenses": "It waits for a licence.",
-    "InvalidAccount": "Its account is not valid.",
-    "InvalidQOS": "Its QOS is not valid.",
-    "BadConstraints": "No node is what it asks for.",
-    "Cleaning": "It is started anew, and its last run is being cleaned up.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +193,7 @@ def _described(kind: GpuKind) -> str:
 
 def place(job: Job, jobs: Iterable[Job], *, sees_others: bool) -> Place:
     """Return where a job stands in the queue of its partition, by priority, and why it waits."""
-    said = _REASONS.get(job.reason, f"Slurm says: {job.reason}." if job.reason else "")
+    said = why_it_waits(job.reason)
     if not sees_others:
         said = f"{said} Its position is not known: this cluster hides others' jobs.".lstrip()
         return Place(None, "", said, job.starts_at)
