@@ -1,7 +1,7 @@
 """Why a Slurm job waits, said in words. Pure.
 
-Slurm has a word for each reason (squeue's manual, JOB REASON CODES; all are in ``job_state_reason.c`` of Slurm
-26.05, and most in older versions). Most words are of limits, and built of parts: whose limit, how it counts
+Slurm has a word for each reason (squeue's manual, JOB REASON CODES; all are in Slurm 26.05's
+``job_state_reason.c``, and most in older versions). Most words are of limits, and built of parts: whose limit, how it counts
 and what it counts, as in ``QOSMaxGRESPerUser``.
 """
 
