@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -290,12 +292,77 @@ asyncio.run(main())
     await eventually(is_gone)
 
 
-def test_a_command_is_told_to_use_srun(login: Login) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_pool.cli", "run", "40%", "--", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
+_ANOTHER = """
+import asyncio
+from jupyter_client.manager import AsyncKernelManager
+async def main():
+    manager = AsyncKernelManager(kernel_name={name!r})
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    await client.wait_for_ready(timeout=100)
+    reply = await client.execute_interactive("1 / 0", timeout=100)
+    print(reply["content"]["ename"], flush=True)
+    client.stop_channels()
+    await manager.shutdown_kernel()
+asyncio.run(main())
+"""
+
+
+async def test_two_servers_of_one_user_know_of_one_anothers_jobs(login: Login) -> None:
+    manager = await login.start("40% model=v100")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        [first] = login.jobs()
+        code = _ANOTHER.format(name=login.env.install("GPU 40", "40%"))
+        another = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+        )
+        told, _ = await another.communicate()
+        assert (told.endswith(b"ZeroDivisionError\n"), another.returncode) == (True, 0)
+        shown = json.loads(_command("status", "--json").stdout)
+        assert [lease["job"] for lease in shown["leases"]] == [f"Slurm job {first}"]
+        assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
+
+
+#: Submits a job as Slurm's does, and kills who has asked for it.
+_KILLING = """#!/bin/sh
+{real} "$@"
+kill -9 $PPID
+"""
+
+
+async def test_the_job_of_a_server_that_was_killed_as_it_submitted_is_cancelled(login: Login) -> None:
+    taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
+    login.slurm.until(taken, "RUNNING")
+    folder = login.env.folder / "killing"
+    folder.mkdir()
+    real = shutil.which("sbatch", path=login.slurm.environment["PATH"])
+    (folder / "sbatch").write_text(_KILLING.format(real=real))
+    (folder / "sbatch").chmod(0o755)
+    path = f"{folder}:{login.slurm.environment['PATH']}"
+    code = _ANOTHER.format(name=login.env.install("GPU 40", "1 model=t4"))
+    killed = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env={**os.environ, "PATH": path}
     )
+    assert await killed.wait() == -9
+    [orphan] = [job for job in login.jobs() if job != taken]
+    manager = await login.start("40% model=v100")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+
+        async def is_cancelled() -> bool:
+            return orphan not in login.jobs()
+
+        await eventually(is_cancelled)
+
+
+def _command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "gpu_pool.cli", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_a_command_is_told_to_use_srun(login: Login) -> None:
+    done = _command("run", "40%", "--", "true")
     assert done.returncode == 4
     assert "Start a command by Slurm itself: srun --gres=gpu:1 COMMAND." in done.stderr

@@ -76,6 +76,12 @@ _FOR_KERNELS: Final = (
 _UNREACHED: Final = (
     "Its job runs on {}, which cannot be reached from here, and has not connected to this server either."
 )
+#: Files in a job's folder: its id, once it was submitted; and that one of this pool's processes has ended it.
+_SUBMITTED: Final = "job"
+_ENDED: Final = "ended"
+#: Seconds between two looks at the folders of jobs; and after which one without a job is left over.
+_FOLDERS_EVERY: Final = 3.0
+_LEFT_OVER_AFTER: Final = 600.0
 _STAGES: Final = {"CONFIGURING": "Its node is being prepared.", "RUNNING": "Its job has begun."}
 
 
@@ -85,8 +91,8 @@ class KernelJob:
 
     id: str
     folder: Path
-    #: What it was launched with.
-    command: KernelCommand
+    #: What it was launched with; None where another process has launched it.
+    command: KernelCommand | None
     ended_by_us: bool = False
     #: How it was seen last.
     seen: Job = field(default_factory=lambda: Job("", "PENDING"))
@@ -94,6 +100,13 @@ class KernelJob:
     ports: Mapping[str, int] = field(default_factory=dict)
     #: Where its kernel is reached from here; empty as long as it is not.
     address: str = ""
+
+    def was_taken(self) -> str:
+        """Say why it has ended, if nobody has ended it who may; empty otherwise."""
+        if self.ended_by_us or not (why := jobs.how_ended(self.seen)):
+            return ""
+        # Whoever launched it removes its folder, and says before in it that the job is ended.
+        return why if self.folder.is_dir() and not (self.folder / _ENDED).exists() else ""
 
 
 class SlurmBackend(Backend):
@@ -115,6 +128,7 @@ class SlurmBackend(Backend):
         #: By lease.
         self._jobs: dict[str, KernelJob] = {}
         self._is_stopped = False
+        self._adopts_at = float("-inf")
         self._tunnels = ReverseTunnels(settings.ports())
 
     def run(self) -> AbstractAsyncContextManager[object]:
@@ -143,6 +157,10 @@ class SlurmBackend(Backend):
         """See ``Backend.devices``: each stands for all GPUs of its type in the partition."""
         if time.monotonic() > self._known_at + _KNOWN_FOR:
             await self._learn()
+        self._adopt()
+        if self._jobs and not self.watch.looks:
+            with suppress(TimeoutError):
+                await self._worker.run(self.watch.look, _WITHIN)
         found = jobs.devices_of(self._kinds, self._settings.gpu_memory)
         problems = (
             ()
@@ -184,8 +202,9 @@ class SlurmBackend(Backend):
         terms = replace(lease.terms, revocable=True)
         job = self._jobs.get(lease.id)
         if job is not None:
+            seen = self.watch.jobs.get(job.id, job.seen)
             terms = replace(
-                terms, job=f"Slurm job {job.id}", job_ends_at=job.seen.ends_at if not job.seen.waits else None
+                terms, job=f"Slurm job {job.id}", job_ends_at=seen.ends_at if not seen.waits else None
             )
         limit = Limit(Strength.NONE, "gres/shard of Slurm counts, and limits nothing")
         return replace(lease, terms=terms, enforcement=Enforcement(limit, limit))
@@ -216,15 +235,37 @@ class SlurmBackend(Backend):
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
         """Return whose jobs Slurm has ended, and whose have begun."""
+        self._adopt()
         for job in list(self._jobs.values()):
             await self._see(job)
         taken = {
             lease_id: Taken(EndReason.TAKEN, why)
             for lease_id, job in self._jobs.items()
-            if not job.ended_by_us and (why := jobs.how_ended(job.seen))
+            if (why := job.was_taken())
         }
         queued = [lease.id for lease in await living() if lease.is_queued] if self._jobs else []
         return LeasesObserved(taken, [each for each in queued if each in self._jobs and not self.place(each)])
+
+    def _adopt(self) -> None:
+        """Take note of jobs that other processes of this pool have launched, and of those that are over."""
+        if time.monotonic() < self._adopts_at:
+            return
+        self._adopts_at = time.monotonic() + _FOLDERS_EVERY
+        for lease_id, job in list(self._jobs.items()):
+            if job.command is None and not job.folder.is_dir():
+                del self._jobs[lease_id]
+        for folder in sorted(_base().glob(f"{self._mark}-*-*")):
+            lease_id = folder.name.removeprefix(f"{self._mark}-").rpartition("-")[0]
+            if lease_id in self._jobs:
+                continue
+            try:
+                number = (folder / _SUBMITTED).read_text().strip()
+            except OSError:
+                with suppress(OSError):
+                    if folder.stat().st_mtime < time.time() - _LEFT_OVER_AFTER:
+                        shutil.rmtree(folder, ignore_errors=True)
+                continue
+            self._jobs[lease_id] = KernelJob(number, folder, None, seen=Job(number, "PENDING"))
 
     async def _see(self, job: KernelJob) -> None:
         """Take note of how a job is, as squeue said last; of one that it does not show, Slurm is asked."""
@@ -236,7 +277,7 @@ class SlurmBackend(Backend):
                 found = await self._worker.run(lambda: last_of(job.id), _WITHIN)
             except (PoolUnreachable, TimeoutError):
                 return
-            job.seen = replace(found or Job(job.id, "COMPLETED"), ends_at=job.seen.ends_at)
+            job.seen = found or Job(job.id, "COMPLETED")
 
     # -- Kernels -----------------------------------------------------------------
 
@@ -271,6 +312,7 @@ class SlurmBackend(Backend):
             raise
         get_logger().info("Slurm job %s was submitted for lease %s", number, lease.id)
         job = self._jobs[lease.id] = KernelJob(number, folder, kernel, seen=Job(number, "PENDING"))
+        (folder / _SUBMITTED).write_text(number)
         self.watch.look_soon()
         return self._state(lease.id, job)
 
@@ -280,7 +322,7 @@ class SlurmBackend(Backend):
             raise BadRequest(
                 "This kernel's command cannot be run in a Slurm job.", "Start it by a Jupyter server."
             )
-        base = Path(jupyter_data_dir()) / "gpu-pool-jobs"
+        base = _base()
         base.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = base / f"{self._mark}-{lease.id}-{time.time_ns()}"
         folder.mkdir(mode=0o700)
@@ -344,8 +386,7 @@ class SlurmBackend(Backend):
             return KernelPod("", PodPhase.ENDED, message="It was ended.")
         if job.seen.is_over:
             why = jobs.how_ended(job.seen)
-            status = job.seen.reason.partition(":")[0]
-            code = None if why else int(status) if status.isdecimal() else 0
+            code = None if why else job.seen.exit_status or 0
             return KernelPod("", PodPhase.ENDED, message=why or self._failed(job, code or 0), exit_code=code)
         trouble = f"Slurm does not answer: {self.watch.trouble}" if self.watch.trouble else ""
         if job.address:
@@ -371,6 +412,8 @@ class SlurmBackend(Backend):
         job = self._jobs.get(lease_id)
         if job is not None and not job.ended_by_us:
             job.ended_by_us = True
+            with suppress(OSError):  # it is gone, or the disk is full: others take it for cancelled then
+                (job.folder / _ENDED).touch()
             if not job.seen.is_over:
                 await self._cancel(job.id)
 
@@ -412,6 +455,11 @@ class SlurmBackend(Backend):
 
     def _name(self, lease_id: str) -> str:
         return f"gpu-pool-{self._mark}-{lease_id}"
+
+
+def _base() -> Path:
+    """Return where the folders of jobs are, which nodes see as well."""
+    return Path(jupyter_data_dir()) / "gpu-pool-jobs"
 
 
 async def _answers(address: str, port: int) -> bool:

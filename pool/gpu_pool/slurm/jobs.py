@@ -39,6 +39,8 @@ class Job:
     ends_at: float | None = None
     node: str = ""
     name: str = ""
+    #: The status with which its main process has ended; None where that is not known.
+    exit_status: int | None = None
 
     @property
     def waits(self) -> bool:
@@ -86,6 +88,24 @@ def read_jobs(printed: str) -> dict[str, Job]:
             times = read_time(start), read_time(end)
             found[number] = Job(number, state, _word(reason), rank, partition, *times, node, name)
     return found
+
+
+def read_job(printed: str) -> Job:
+    """Read what ``scontrol --oneliner show job`` printed of one."""
+    told = dict(word.partition("=")[::2] for word in printed.split())
+    status, rank = told.get("ExitCode", "").partition(":")[0], told.get("Priority", "")
+    return Job(
+        told.get("JobId", ""),
+        told.get("JobState", ""),
+        _word(told.get("Reason", "")),
+        int(rank) if rank.isdecimal() else 0,
+        told.get("Partition", ""),
+        read_time(told.get("StartTime", "")),
+        read_time(told.get("EndTime", "")),
+        told.get("NodeList", "").replace("(null)", ""),
+        told.get("JobName", ""),
+        int(status) if status.isdecimal() else None,
+    )
 
 
 def _word(reason: str) -> str:

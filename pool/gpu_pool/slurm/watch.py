@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from gpu_pool.slurm.jobs import SQUEUE_FORMAT, Job, read_jobs
+from gpu_pool.slurm.jobs import SQUEUE_FORMAT, Job, read_job, read_jobs
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client._log import get_logger
 
@@ -55,11 +55,9 @@ def ask(*words: str, told: str = "") -> str:
 def last_of(job: str) -> Job | None:
     """Return how a job is that squeue does not show any more; None where Slurm has forgotten it."""
     try:
-        words = ask("scontrol", "--oneliner", "show", "job", job).split()
+        return read_job(ask("scontrol", "--oneliner", "show", "job", job))
     except NotAllowed:
         return None
-    told = dict(word.partition("=")[::2] for word in words)
-    return Job(job, told.get("JobState", ""), reason=told.get("ExitCode", ""), node=told.get("NodeList", ""))
 
 
 class JobQueueWatch:
