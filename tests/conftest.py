@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import tempfile
@@ -53,6 +54,7 @@ _TOGETHER = (
     "tests/fuzz/test_bodies.py",
     "tests/cluster/api_server/",
     "tests/packaging/test_distribution.py",
+    "tests/pool/cli/test_checkpoint_checks.py",
     "tests/spawner/test_hub.py",
     "tests/spawner/test_spawn_page.py",
 )
@@ -60,13 +62,22 @@ _TOGETHER = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Let the first process compile all tests; those of pytest-xdist beside it read what it has written."""
+    """Let the first process compile all tests; those of pytest-xdist beside it read what it has written.
+
+    All that is imported and collected stays to the end: the garbage collector need not look through it, now
+    or whenever a test lets it look.
+    """
     with Path(os.environ[clean_environment.MARK], "collecting").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fcntl.flock(lock, fcntl.LOCK_SH)
-        return (yield)
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.freeze()
+            gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
