@@ -24,10 +24,12 @@ from gpu_pool_client._processes import boot_id, pid_namespace
 from support.pools import running, until
 
 DEVICES = "V100-SXM2-32GB:1"
-#: Reads what to run, a line of JSON each, and forks: importing the program takes most of a second.
+#: Reads what to run, a line of JSON each, and forks: importing the program takes most of a second. The
+#: garbage collector does not look through what is imported: every child would, at the latest when it ends.
 _FORK_SERVER = """
-import asyncio, contextlib, json, os, signal, sys, time
+import asyncio, atexit, contextlib, gc, json, os, signal, sys, threading, time
 import gpu_pool.service.app
+import gpu_pool_kernels.installer
 import gpu_pool_client._remote.client
 from gpu_pool.cli import main
 from gpu_pool.cli.app import cli, subcommands
@@ -38,6 +40,8 @@ with contextlib.suppress(ImportError):  # without the extra [hub]
     import gpu_pool.service.site
 # Another user may be unable to read what is imported later.
 subcommands(cli), migrations(), queries()
+import jupyter_client.kernelspec, pynvml, rich.progress, rich.table, traitlets.config
+gc.collect(), gc.freeze()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     job = json.loads(line)
@@ -76,21 +80,42 @@ for number, name in enumerate(("stdin", "stdout", "stderr")):
     os.dup2(place, number)
     os.close(place)
 sys.stdin, sys.argv = open(0, closefd=False), ["gpu-pool", *{words!r}]
-sys.exit(main({words!r}))
+try:
+    code = main({words!r})
+except SystemExit as end:
+    code = end.code
+if isinstance(code, str):
+    sys.exit(code)
+# As an interpreter ends, but for taking all modules to pieces, which takes longer than most commands.
+threading._shutdown()
+atexit._run_exitfuncs()
+sys.stdout.flush(), sys.stderr.flush()
+os._exit(code or 0)
 """
 
 
 class ForkServer:
     """Runs code in processes of its own, that have all of the program imported."""
 
-    def __init__(self, more: str = "") -> None:
-        """``more`` is run before: what else is to be imported."""
+    def __init__(self, more: str = "", libraries: str = "") -> None:
+        """``more`` is run before: what else is to be imported. ``libraries`` is its ``LD_LIBRARY_PATH``."""
+        self._more = more
+        self._others: dict[str, ForkServer] = {}
         self._process = subprocess.Popen(
             [sys.executable, "-c", more + _FORK_SERVER],
+            env={**os.environ, **({"LD_LIBRARY_PATH": libraries} if libraries else {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def finding(self, libraries: str) -> ForkServer:
+        """Return one whose processes find libraries there, which the loader reads when a process starts."""
+        if not libraries:
+            return self
+        if libraries not in self._others:
+            self._others[libraries] = ForkServer(self._more, libraries)
+        return self._others[libraries]
 
     def start(self, code: str, environment: dict[str, str], log: Path, uid: int = 0) -> Process:
         """Run code, as another user if ``uid`` is not 0; what it prints is appended to ``log``."""
@@ -121,6 +146,8 @@ class ForkServer:
 
     def close(self) -> None:
         self._process.communicate()
+        for each in self._others.values():
+            each.close()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from support.service import ForkServer
 T = TypeVar("T")
 GPU_POOL = (sys.executable, "-m", "gpu_pool.cli")
 #: What Python and the loader of libraries read when a process starts, and never again.
-_READ_AT_THE_START = {"LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"}
+_READ_AT_THE_START = {"LD_PRELOAD", "PYTHONPATH"}
 
 
 @dataclass
@@ -38,7 +38,8 @@ class Terminal:
         environment = {**self.environment, **(env or {})}
         if environment.keys() & _READ_AT_THE_START:
             return self.call(*GPU_POOL, *words, env=environment, cwd=cwd, input=given)
-        return self.children.run(*words, environment=environment, cwd=cwd, given=given)
+        children = self.children.finding(environment.get("LD_LIBRARY_PATH", ""))
+        return children.run(*words, environment=environment, cwd=cwd, given=given)
 
     def call(self, *command: str, **settings: Any) -> subprocess.CompletedProcess[str]:
         """Run any command to its end."""

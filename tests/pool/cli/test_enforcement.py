@@ -17,13 +17,12 @@ from support.terminal import Terminal
 @pytest.fixture
 def stub(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """The stand-ins of NVIDIA's programs and of its library, for one V100."""
-    library = nvml_stub.build(tmp_path)
     scenario = tmp_path / "scenario.txt"
     scenario.write_text(f"driver 550.54.14\ngpu {V100.uuid} {V100.model}\nmemory 32768 274\n")
     installed = mps_stub.install(tmp_path / "bin", monkeypatch)
     terminal.environment.update(
         PATH=f"{installed.folder}:{terminal.environment['PATH']}",
-        LD_LIBRARY_PATH=str(library),
+        LD_LIBRARY_PATH=str(nvml_stub.complete()),
         NVML_STUB_SCENARIO=str(scenario),
         GPU_POOL_DEVICES="",
     )

@@ -17,10 +17,9 @@ NO_VARIABLE = {"GPU_POOL_DEVICES": ""}
 @pytest.fixture
 def with_gpu(tmp_path: Path) -> dict[str, str]:
     """Return what lets a program find a real GPU, unless GPU_POOL_DEVICES says otherwise."""
-    nvml_stub.build(tmp_path)
     scenario = tmp_path / "scenario.txt"
     scenario.write_text("driver 550.54.14\ngpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 258\n")
-    return {"LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCENARIO": str(scenario)}
+    return {"LD_LIBRARY_PATH": str(nvml_stub.complete()), "NVML_STUB_SCENARIO": str(scenario)}
 
 
 def checks(terminal: Terminal, name: str, **environment: str) -> list[dict[str, str]]:

@@ -23,11 +23,12 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def scenario(terminal: Terminal, tmp_path: Path) -> Path:
     """Let the terminal's programs find one V100, which does what this file says."""
-    nvml_stub.build(tmp_path)
     scenario = tmp_path / "scenario.txt"
     scenario.write_text("driver 550.54.14\ngpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 258\n")
-    stub = {"LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCENARIO": str(scenario), "GPU_POOL_DEVICES": ""}
-    terminal.environment.update(stub)
+    library = str(nvml_stub.complete())
+    terminal.environment.update(
+        LD_LIBRARY_PATH=library, NVML_STUB_SCENARIO=str(scenario), GPU_POOL_DEVICES=""
+    )
     return scenario
 
 

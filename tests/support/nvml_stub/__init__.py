@@ -6,11 +6,14 @@ the text that ``stub.c`` describes at its top.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from support.clean_environment import MARK
 from support.compiled import shared_library
 
 _SOURCE = Path(__file__).with_name("stub.c")
@@ -20,6 +23,12 @@ def build(folder: Path, *absent: str) -> Path:
     """Build the library into ``folder`` without the functions named in ``absent``; return ``folder``."""
     renamed = [f"-D{function}=absent_{number}" for number, function in enumerate(absent)]
     return shared_library(folder, "libnvidia-ml.so.1", _SOURCE, *renamed)
+
+
+@functools.cache
+def complete() -> Path:
+    """Build all of the library into a folder of its own, once; return the folder."""
+    return build(Path(tempfile.mkdtemp(dir=os.environ[MARK])))
 
 
 def run(folder: Path, scenario: str, code: str, **environ: str) -> bytes:
@@ -52,7 +61,7 @@ class Machine:
         self._path = folder / "scenario.txt"
         #: What lets a program see them.
         self.environment = {
-            "LD_LIBRARY_PATH": str(build(folder)),
+            "LD_LIBRARY_PATH": str(complete()),
             "NVML_STUB_SCENARIO": str(self._path),
             "GPU_POOL_DEVICES": "",
         }
