@@ -53,10 +53,19 @@ _TOGETHER = (
     "tests/acceptance/",
     "tests/fuzz/test_bodies.py",
     "tests/cluster/api_server/",
+    "tests/packaging/test_dependencies.py",
     "tests/packaging/test_distribution.py",
     "tests/pool/cli/test_checkpoint_checks.py",
     "tests/spawner/test_hub.py",
     "tests/spawner/test_spawn_page.py",
+)
+#: Those of the files that share the fixture ``hub``, all by one process: a JupyterHub takes seconds to start.
+_WITH_HUB = (
+    "tests/cluster/test_moving.py",
+    *("tests/pool/service/test_audit.py", "tests/pool/service/test_browsers.py"),
+    *("tests/pool/service/test_health.py", "tests/pool/service/test_heartbeats.py"),
+    *("tests/pool/service/test_hub_", "tests/pool/service/test_metrics.py"),
+    "tests/pool/service/test_pace.py",
 )
 
 
@@ -93,6 +102,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(_WITH_HUB):
+                return "hub"
             return nodeid.partition("::")[0] if nodeid.startswith(_TOGETHER) else nodeid
 
     return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None

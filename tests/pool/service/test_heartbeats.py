@@ -177,6 +177,7 @@ async def test_a_token_that_cannot_be_asked_about_excuses_nobody_else(
             assert (await service.ask("eves", "POST", "/heartbeat", {"leases": []}))[0] == expected
             is_held = (await service.ask("bobs", "GET", f"/leases/{lease['id']}"))[1]["state"] == "held"
             assert time.monotonic() < end
+            await asyncio.sleep(0.05)
         assert service.service.log.count("What the JupyterHub says of a token") == (answer is not None)
         assert "eves" not in service.service.log
 
