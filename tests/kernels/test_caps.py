@@ -15,6 +15,14 @@ from .conftest import SLICE, Kernel, Start
 LIMITS = {"GPU_POOL_TORCH_FRACTION": "0.25", "GPU_POOL_TENSORFLOW_MIB": "355"}
 FRACTIONS = "torch.cuda.init(); print(torch.cuda.fractions)"
 BOTH = "{0: 0.25, 1: 0.25}\n"
+#: Rarer ways of importing torch.
+IMPORTS = (
+    "from torch.cuda import memory",
+    "import threading; t = threading.Thread(target=__import__, args=['torch']); t.start(); t.join()",
+    "import torch, importlib; importlib.reload(torch); importlib.reload(torch.cuda)",
+    "import importlib.util; importlib.util.find_spec('torch.cuda')",
+    "import sys, torch; del sys.modules['torch'], sys.modules['torch.cuda'], torch",
+)
 
 Begin = Callable[[], Awaitable[Kernel]]
 
@@ -58,14 +66,7 @@ async def test_torch_is_limited_when_it_initialises_cuda_and_not_before(begin: B
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "import torch.nn",
-        "from torch.cuda import memory",
-        "import threading; t = threading.Thread(target=__import__, args=['torch']); t.start(); t.join()",
-        "import torch, importlib; importlib.reload(torch); importlib.reload(torch.cuda)",
-        "import importlib.util; importlib.util.find_spec('torch.cuda')",
-        "import sys, torch; del sys.modules['torch'], sys.modules['torch.cuda'], torch",
-    ],
+    ["import torch.nn", *(pytest.param(code, marks=pytest.mark.long) for code in IMPORTS)],
 )
 async def test_however_torch_is_imported(begin: Begin, code: str) -> None:
     kernel = await begin()

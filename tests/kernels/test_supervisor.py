@@ -43,7 +43,7 @@ async def until_gone(pid: int) -> None:
     await eventually(is_gone)
 
 
-@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_a_kernel_is_restarted_in_place(tmp_path: Path, isolated: bool) -> None:
     async with supervised(tmp_path, isolated=isolated) as pod:
         control = await pod.connect()
@@ -213,7 +213,7 @@ async def test_what_was_written_last_is_told_with_a_kernel_s_end_and_stays_in_th
     ("cell", "status"),
     [
         ("import os; os._exit(0)", 0),
-        ("import os; os._exit(3)", 3),
+        pytest.param("import os; os._exit(3)", 3, marks=pytest.mark.long),
         ("import os; os.kill(os.getpid(), 9)", 137),
     ],
 )
@@ -551,7 +551,7 @@ def allowed(before: str, now: str, fraction: str) -> dict[str, tuple[str | None,
     return {"GPU_POOL_ALLOWED_MIB": (before, now), "GPU_POOL_TORCH_FRACTION": ("0.007", fraction)}
 
 
-@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_a_kernel_hears_what_it_may_use_in_the_middle_of_a_cell_and_the_next_one_begins_with_it(
     tmp_path: Path, isolated: bool
 ) -> None:
