@@ -59,6 +59,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=2
 MpiDefault=none
+NodeName=DEFAULT RealMemory=4096
 GresTypes=gpu,shard
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=16 Gres=gpu:v100:2,shard:200
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.2 Port={ports[1]} CPUs=16 Gres=gpu:t4:1,shard:100

@@ -327,7 +327,7 @@ class CourseReport:
     def show(self) -> None:
         """Print it for people."""
         from gpu_pool.courses.access import when_open
-        from gpu_pool.courses.arithmetic import limit_notes, prepared_note, rush_text, slice_notes
+        from gpu_pool.courses.arithmetic import job_note, limit_notes, prepared_note, rush_text, slice_notes
         from gpu_pool.courses.reading import read_back
 
         path, course = safe(str(self.checked.path), 200), self.checked.course
@@ -346,7 +346,7 @@ class CourseReport:
             *(f"  {safe(str(warning), 1_000)}" for warning in self.checked.warnings),
             f"  {course.title}. Open: {when_open(course)}.",
             f"  Times: {'; '.join(f'{name}: {words}' for name, words in read_back(course).items())}.",
-            *(f"  {note}" for note in filter(None, [prepared_note(course)])),
+            *(f"  {safe(note, 1_000)}" for note in filter(None, [prepared_note(course), job_note(course)])),
         )
         if self.slices:
             limits = [safe(note, 400) for each in self.slices for note in limit_notes(each)]

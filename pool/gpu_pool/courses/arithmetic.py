@@ -238,6 +238,14 @@ def prepared_note(course: CourseFile) -> str:
     )
 
 
+def job_note(course: CourseFile) -> str:
+    """Say with what the jobs of a course's kernels are submitted on Slurm; empty where it says nothing."""
+    options = " ".join(f"--{name}={value}" for name, value in course.slurm.options.items())
+    first = "; ".join(course.slurm.prologue or ())
+    said = [f"with {options}" if options else "", f"and runs first: {first}" if first else ""]
+    return f"On Slurm each kernel is a job {' '.join(filter(None, said))}." if any(said) else ""
+
+
 def slice_notes(each: SliceFigures) -> Iterator[str]:
     """Yield why nobody can have a slice, if that is so."""
     if not each.at_once:

@@ -11,8 +11,9 @@ from gpu_pool.courses.model import CourseFile
 from gpu_pool.courses.text import FileProblem, Tree, read_text
 
 #: What administrators alone may change: who teaches a course, what it gets of the pool beside
-#: the others, and what its servers cost the cluster. All else is its instructors' own.
-RESERVED: Final = ("instructors", "quota", "weight", "priority", "batch", "kubernetes")
+#: the others, what its servers cost the cluster, and what its students' jobs run. All else is its
+#: instructors' own.
+RESERVED: Final = ("instructors", "quota", "weight", "priority", "batch", "kubernetes", "slurm")
 #: Lines of a difference that are shown.
 _MOST_LINES: Final = 400
 _CONTEXT: Final = 3

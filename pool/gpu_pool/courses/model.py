@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -120,6 +121,12 @@ class SliceOffer(_Part):
         return value
 
 
+def _check_not_none(number: int) -> int:
+    if not number:
+        raise BadRequest("is 0.", "Accepted: 1 or more; leave it out for the default.")
+    return number
+
+
 class CourseLimits(_Part):
     """How much at most. What is left out is not limited."""
 
@@ -201,6 +208,46 @@ def _check_number(items: tuple[T, ...]) -> tuple[T, ...]:
 
 def _check_most(items: tuple[T, ...]) -> tuple[T, ...]:
     return _check_number(items) if items else items
+
+
+class CourseJobs(_Part):
+    """The job of each kernel, on Slurm. Elsewhere it means nothing."""
+
+    partition: Line | None = Field(default=None, description="The partition.")
+    account: Line | None = Field(default=None, description="The account that it is charged to.")
+    qos: Line | None = Field(default=None, description="The quality of service.")
+    constraint: Line | None = Field(default=None, description="The features that its node must have.")
+    reservation: Line | None = Field(
+        default=None, description="The reservation that it is part of, such as one for the class's hours."
+    )
+    time: Seconds | None = Field(default=None, description="Its time limit: 4h.")
+    mem: Memory | None = Field(default=None, description="Its memory (not of the GPU): 8GiB.")
+    cpus_per_task: Annotated[Count, AfterValidator(_check_not_none)] | None = Field(
+        default=None, description="Its processors."
+    )
+    prologue: (
+        Annotated[
+            tuple[Line, ...],
+            BeforeValidator(_one_or_more, json_schema_input_type=Line | tuple[Line, ...]),
+            AfterValidator(_check_most),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Lines of shell that it runs first, as the student, such as module load cuda.",
+    )
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What is said, by the long names of sbatch's options."""
+        said = self.model_dump(exclude={"time", "mem", "cpus_per_task", "prologue"}, exclude_none=True)
+        if self.time is not None:
+            said["time"] = str(ceil(self.time / 60))  # never 0, which Slurm takes for no limit
+        if self.mem is not None:
+            said["mem"] = f"{self.mem}M"
+        if self.cpus_per_task is not None:
+            said["cpus-per-task"] = str(self.cpus_per_task)
+        return said
 
 
 class CourseFile(_Part):
@@ -289,6 +336,7 @@ class CourseFile(_Part):
     kubernetes: CourseServer = Field(
         default=CourseServer(), description="The server of each student, on Kubernetes."
     )
+    slurm: CourseJobs = Field(default=CourseJobs(), description="The job of each kernel, on Slurm.")
 
     @classmethod
     def read(cls, tree: object) -> CourseFile:

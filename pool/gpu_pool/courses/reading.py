@@ -39,6 +39,7 @@ TIMES: Final[tuple[Place, ...]] = (
     ("warn_before",),
     ("keep_at_most",),
     ("kubernetes", "start_within"),
+    ("slurm", "time"),
 )
 #: Those of which nothing is said by never, and not by being left out.
 _NEVER: Final = ("yield_after",)
@@ -95,8 +96,9 @@ def read_back(course: CourseFile) -> dict[str, str]:
     """Return every time of a course in words, by its field."""
     found: dict[str, str] = {}
     for place in TIMES:
-        part = course.kubernetes if len(place) > 1 else course
-        name = str(place[-1])
+        group, name = place if len(place) > 1 else (None, place[0])
+        part = getattr(course, str(group)) if group else course
+        name = str(name)
         seconds: float | None = getattr(part, name)
         if seconds is not None or name in _NEVER:
             is_default = name not in part.model_fields_set

@@ -60,6 +60,8 @@ class Adapted(NamedTuple):
     counted: SliceRequest
     #: The uuids of the devices that it may have; none mean all.
     within: Collection[str] = ()
+    #: What was asked for, where a course offers that and would not know what is counted for it.
+    asked: SliceRequest | None = None
 
 
 class Taken(NamedTuple):

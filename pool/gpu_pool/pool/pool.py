@@ -583,7 +583,7 @@ def _decide(
         if known is None:
             raise
         return known
-    lease = requests.decide(store, adapted.counted, holder, key, within, mark)
+    lease = requests.decide(store, adapted.counted, holder, key, within, mark, adapted.asked)
     if lease.state is LeaseState.WAITING:
         reclaim.end_over(store)
         yielding.ask_back(store, at_once=True)
@@ -603,7 +603,7 @@ def _foresee(
 ) -> QueueForecast | None:
     registry.refuse_awaited()
     within = adapted.within or registry.devices_for(store, adapted.counted)
-    return requests.foresee(store, adapted.counted, holder, within)
+    return requests.foresee(store, adapted.counted, holder, within, adapted.asked)
 
 
 def _refuse_unless_waiting(lease: Lease) -> None:

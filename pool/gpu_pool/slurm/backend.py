@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from jupyter_core.paths import jupyter_data_dir
@@ -60,6 +60,9 @@ from gpu_pool_client._home import expanded
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._pods import POD_VARIABLE, ROOM
 from gpu_pool_client._pool import split_url
+
+if TYPE_CHECKING:
+    from gpu_pool.courses.model import CourseJobs
 
 #: Seconds for which what sinfo says is good; to wait for a command; and between two looks at what is known.
 _KNOWN_FOR, _WITHIN, _GLANCE = 60.0, 130.0, 0.25
@@ -124,6 +127,7 @@ class SlurmBackend(Backend):
         self._kinds: tuple[GpuKind, ...] = ()
         self._addresses: Mapping[str, str] = {}
         self._sees_others = True
+        self._tracks_keys = False
         self._known_at = float("-inf")
         #: By lease.
         self._jobs: dict[str, KernelJob] = {}
@@ -181,8 +185,9 @@ class SlurmBackend(Backend):
             raise
         self._kinds = jobs.read_kinds(nodes, self._settings.partition)
         self._addresses = jobs.read_addresses(nodes)
-        private = next((line for line in config.splitlines() if line.startswith("PrivateData ")), "")
-        self._sees_others = "jobs" not in private or os.geteuid() == 0
+        said = jobs.read_config(config)
+        self._sees_others = "jobs" not in said.get("PrivateData", "") or os.geteuid() == 0
+        self._tracks_keys = said.get("TrackWCKey", "").lower() == "yes"
         self._known_at = time.monotonic()
 
     async def adapt(
@@ -195,7 +200,7 @@ class SlurmBackend(Backend):
         if not self._kinds:
             await self.devices(0.0)
         counted, kind = jobs.counted(request, self._kinds, self._settings.gpu_memory)
-        return Adapted(counted, [f"slurm-{kind or 'GPU'}-{index}" for index in range(counted.count)])
+        return Adapted(counted, [f"slurm-{kind or 'GPU'}-{index}" for index in range(counted.count)], request)
 
     def describe(self, lease: Lease) -> Lease:
         """Say that Slurm's shards limit nothing, and which job it is."""
@@ -294,6 +299,7 @@ class SlurmBackend(Backend):
         kind = next(
             each for each in self._kinds if f"any {each.type or 'GPU'}" == lease.slices[0].device.node
         )
+        course = await self._course(lease.holder.course)
         options = [
             *("--parsable", "--export=NONE", "--no-requeue", "--nodes=1", "--ntasks=1"),
             f"--gres={kind.gres(lease.request)}",
@@ -301,10 +307,14 @@ class SlurmBackend(Backend):
             f"--comment={_plain(lease.holder.course or '')}",
             f"--output={folder}/output.txt",
             f"--chdir={folder}",
-            *self._settings.options(),
+            *self._settings.options(course),
         ]
         command = shlex.join([kernel.argv_here[0], _launcher(), "job", str(folder)])
-        script = f"#!/bin/sh\n{self._settings.prologue}\n{ROOM}exec {command}\n"
+        if self._tracks_keys and lease.holder.course:
+            options.append(f"--wckey={_plain(lease.holder.course)}")
+        lines = None if course is None else course.prologue
+        prologue = self._settings.prologue if lines is None else "\n".join(lines)
+        script = f"#!/bin/sh\n{prologue}\n{ROOM}exec {command}\n"
         try:
             number = (await self._ask("sbatch", *options, told=script)).strip().partition(";")[0]
         except GpuPoolError:
@@ -315,6 +325,17 @@ class SlurmBackend(Backend):
         (folder / _SUBMITTED).write_text(number)
         self.watch.look_soon()
         return self._state(lease.id, job)
+
+    async def _course(self, name: str | None) -> CourseJobs | None:
+        """Return what the file of a course says of its kernels' jobs; None where there is no file."""
+        files = self.pool.courses
+        if files is None or not name:
+            return None
+        from gpu_pool.courses import Courses
+
+        now = await asyncio.to_thread(files.now)
+        course = now.usable.get(name) if isinstance(now, Courses) else None
+        return None if course is None else course.slurm
 
     def _write(self, lease: Lease, kernel: KernelCommand, tunnel: Mapping[str, Any]) -> Path:
         """Write what the job is to run where only this user reads it; return the folder."""

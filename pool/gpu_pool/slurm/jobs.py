@@ -140,6 +140,12 @@ def read_kinds(printed: str, partition: str) -> tuple[GpuKind, ...]:
     return tuple(most[kind] for kind in sorted(most))
 
 
+def read_config(printed: str) -> dict[str, str]:
+    """Read what ``scontrol show config`` prints."""
+    lines = (line.partition("=") for line in printed.splitlines())
+    return {name.strip(): value.strip() for name, sign, value in lines if sign}
+
+
 def read_addresses(printed: str) -> dict[str, str]:
     """Read of the same where each node can be reached."""
     rows = (line.split("|") for line in printed.splitlines())

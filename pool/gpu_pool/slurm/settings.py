@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from traitlets import Bunch, Dict, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
 from gpu_pool_client._traits import WholeNumber
+
+if TYPE_CHECKING:
+    from gpu_pool.courses.model import CourseJobs
 
 _LAST_PORT: Final = 65_535
 
@@ -76,11 +79,10 @@ class SlurmSettings(Configurable):
             else list(dict.fromkeys([socket.getfqdn(name), name]))
         )
 
-    def options(self) -> Iterator[str]:
-        """Yield what is set as options of sbatch."""
-        names = ("partition", "account", "qos", "constraint", "reservation", "time", "mem")
+    def options(self, course: CourseJobs | None) -> Iterator[str]:
+        """Yield the options of sbatch: what the course says, and what it leaves out as it is set."""
+        names = ("partition", "account", "qos", "constraint", "reservation", "time", "mem", "cpus-per-task")
+        said = {} if course is None else course.options
         for name in names:
-            if value := getattr(self, name):
+            if value := said.get(name) or getattr(self, name.replace("-", "_")):
                 yield f"--{name}={value}"
-        if self.cpus_per_task:
-            yield f"--cpus-per-task={self.cpus_per_task}"

@@ -43,11 +43,13 @@ def decide(
     key: str,
     within: Collection[str] = (),
     mark: str | None = None,
+    asked: SliceRequest | None = None,
 ) -> Lease:
     """Grant, or queued; repeated with the same key, return what became of it.
 
     ``within`` are the uuids of the devices that it may have; none mean all. ``mark``, 8 hexadecimal
-    digits, is in the id of a lease that is made now: who asked knows it from one that was there.
+    digits, is in the id of a lease that is made now: who asked knows it from one that was there. The
+    course is asked about ``asked``, by default the request.
     """
     if not _KEY.fullmatch(key):
         raise BadRequest("The key of a request is 1 to 128 printable ASCII characters without spaces.")
@@ -59,7 +61,7 @@ def decide(
             return store.leases.by_key(key)
         admission.check_rules(request, store.rules)
         if store.course_files is not None:
-            store.check_course(request, holder)
+            store.check_course(asked or request, holder)
         row["number"], row["id"] = number, f"{number}-{mark or os.urandom(4).hex()}"
         row["within"] = ",".join(sorted(within))
         statuses = [
@@ -207,13 +209,14 @@ def foresee(
     request: SliceRequest,
     holder: Holder,
     within: Collection[str] = (),
+    asked: SliceRequest | None = None,
 ) -> QueueForecast | None:
-    """Say what a request would meet now; see :func:`request` and ``Pool.forecast``."""
+    """Say what a request would meet now; see :func:`decide` and ``Pool.forecast``."""
     admission.check_rules(request, store.rules)
     row = _draft(store, request, holder, key="")
     row.update(home="", within=",".join(sorted(within)), reserved="", waiting_since=row["requested_at"])
     with store.db.snapshot():
-        store.check_course(request, holder)
+        store.check_course(asked or request, holder)
         _check(store, request, row, list(quotas.scopes(store.sharing, row["user"], row["course"])))
         found = store.queue.foresee(row)
         if found is not None and row["user"]:

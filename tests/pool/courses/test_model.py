@@ -50,6 +50,7 @@ hours:
   - Wed,Fri-Sun 22:00-02:00
 time_zone: Europe/Berlin
 kubernetes: {image: "quay.io/jupyter/scipy-notebook:latest", cpu: 0.5, memory: 4GiB, home: 10GiB}
+slurm: {partition: teach, time: 90min, mem: 1.5GiB, cpus_per_task: 2, prologue: module load cuda}
 """
 LEAST = "title: Any\nslices: [{name: One, request: 1}]\n"
 
@@ -76,6 +77,12 @@ def test_every_field_is_read() -> None:
     assert course.kubernetes == CourseServer.model_construct(
         image="quay.io/jupyter/scipy-notebook:latest", cpu=0.5, memory=4096, home=10240
     )
+    assert course.slurm.options == {"partition": "teach", "time": "90", "mem": "1536M", "cpus-per-task": "2"}
+    assert course.slurm.prologue == ("module load cuda",)
+
+
+def test_a_short_time_limit_is_none_that_slurm_takes_for_no_limit() -> None:
+    assert read(f"{LEAST}slurm: {{time: 1s}}\n").slurm.options == {"time": "1"}
 
 
 @pytest.mark.parametrize(

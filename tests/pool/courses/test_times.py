@@ -20,8 +20,9 @@ def test_all_fields_that_are_times_are_known() -> None:
     found = [
         *((name,) for name, field in schema["properties"].items() if "pattern" in field),
         *(
-            ("kubernetes", name)
-            for name, field in schema["$defs"]["CourseServer"]["properties"].items()
+            (group, name)
+            for group, part in (("kubernetes", "CourseServer"), ("slurm", "CourseJobs"))
+            for name, field in schema["$defs"][part]["properties"].items()
             if "pattern" in field
         ),
     ]

@@ -40,6 +40,7 @@ GENEROUS = {
     "hours": "Mon-Sun 00:00-24:00",
     "time_zone": "Europe/Berlin",
     "kubernetes": "{cpu: 4}",
+    "slurm": "{time: 4h}",
 }
 STRICT = {
     "title": "Other",
@@ -64,6 +65,7 @@ STRICT = {
     "hours": "Mon 00:00-00:01",
     "time_zone": "Asia/Tokyo",
     "kubernetes": "{cpu: 1}",
+    "slurm": "{time: 1min}",
 }
 #: The fields that are a slice's terms: they travel with it from when it is granted.
 TERMS = ("longest_lease", "idle_limit", "yield_after", "when_idle", "warn_before", "keep_at_most")

@@ -328,7 +328,7 @@ class TestCourses:
     def test_the_settings_are_all_there(self) -> None:
         course = self.COURSES.usable["ml"]
         said = {each.name: each.value for each in course_view.settings(course)}
-        assert {*type(course).model_fields} - {"kubernetes"} == {*said}
+        assert {*type(course).model_fields} - {"kubernetes", "slurm"} == {*said}
         assert said["quota"] == "2 GPUs in all"
 
     def test_no_course_has_no_problems(self) -> None:

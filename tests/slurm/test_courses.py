@@ -1,0 +1,170 @@
+"""Course files of a site with Slurm: what they say of jobs, and one file for it and for Kubernetes."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+from gpu_pool.cluster.notebooks import HomeVolume, Identity, Notebook
+from gpu_pool.cluster.pod_choices import chosen_body
+from gpu_pool.cluster.settings import KubernetesSettings
+from gpu_pool.courses import parse_course
+from support.frontend import Frontend, frontend
+from support.jupyter_env import JupyterEnv
+from support.slurm import Slurm
+
+#: Of a site that has both.
+BOTH = """\
+title: Deep Learning
+slices: [{name: Small, request: 40%}]
+kubernetes: {kernel_image: "kernel:1", kernel_cpu: 2}
+slurm:
+  partition: gpu
+  constraint: old
+  time: 20min
+  mem: 1GiB
+  cpus_per_task: 2
+  prologue:
+    - export FROM_COURSE='it is set'
+    - test -n "$FROM_COURSE"
+"""
+NOTEBOOK = Notebook("hub", "jupyter-ada", "u", "ada", "", "n1", "server:1", HomeVolume("c"), Identity())
+
+
+@dataclass
+class Site:
+    """A login node, whose settings name a folder of course files."""
+
+    slurm: Slurm
+    env: JupyterEnv
+
+    def course(self, name: str, text: str) -> None:
+        """Write a course's file."""
+        (self.env.folder / "courses" / f"{name}.yaml").write_text(text)
+
+    def configure(self, **settings: object) -> None:
+        """Set what a user does."""
+        found = {
+            "PoolSettings": {"courses_dir": f"{self.env.folder}/courses"},
+            "SlurmSettings": {"gpu_memory": {"v100": 32, "t4": 16}, **settings},
+        }
+        (self.env.folder / "config" / "gpu_pool_config.json").write_text(json.dumps(found))
+
+    @asynccontextmanager
+    async def kernel(self, course: str, size: str = "40%") -> AsyncIterator[Frontend]:
+        """Run a kernel of a course, with somebody in front of it."""
+        manager = AsyncKernelManager(kernel_name=self.env.install(course, size, course=course))
+        await manager.start_kernel()
+        try:
+            async with frontend(manager) as page:
+                yield page
+        finally:
+            await manager.shutdown_kernel(now=True)
+
+    def only_job(self) -> dict[str, str]:
+        """Return what Slurm shows of the one job there is."""
+        [job] = self.slurm.run("squeue", "--noheader", "--format=%A").split()
+        return self.slurm.job(job)
+
+    def command(self, *words: str, status: int = 0) -> str:
+        """Run ``gpu-pool``, and return all that it printed."""
+        line = [sys.executable, "-m", "gpu_pool.cli", *words]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def site(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    url = f"slurm:{tmp_path}/slurm.db"
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, slurm.environment[name])
+    monkeypatch.setenv("GPU_POOL_URL", url)
+    monkeypatch.setenv("JUPYTER_PATH", f"{tmp_path}/data")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", f"{tmp_path}/data")
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", f"{tmp_path}/config")
+    for name in ("config", "courses"):
+        (tmp_path / name).mkdir()
+    site = Site(slurm, JupyterEnv(tmp_path, url))
+    site.configure()
+    return site
+
+
+async def test_one_file_says_what_a_job_has_and_what_a_pod_has(site: Site) -> None:
+    slurm_only = BOTH.replace("  constraint: old\n", "")
+    site.course("dl", slurm_only)
+    site.configure(time="50", mem="4G", cpus_per_task=7, prologue="exit 3")  # what the course says wins
+    async with site.kernel("dl") as page:
+        cell = await page.run("import os; print(os.environ['FROM_COURSE'])").done()
+        assert cell.outputs[-1] == "it is set\n"
+        job = site.only_job()
+    assert (job["Partition"], job["TimeLimit"], job["Comment"]) == ("gpu", "00:20:00", "dl")
+    assert (job["MinMemoryNode"], job["NumCPUs"]) == ("1G", "2")
+    pod = chosen_body(KubernetesSettings(), parse_course("dl.yaml", slurm_only.encode()), NOTEBOOK)
+    assert (pod.image, pod.cpu) == ("kernel:1", 2.0)
+
+
+async def test_what_a_course_leaves_out_is_as_the_user_has_set_it(site: Site) -> None:
+    site.course("dl", "title: T\nslices: [{name: S, request: 40%}]\nslurm: {time: 5min}\n")
+    site.configure(time="50", cpus_per_task=3)
+    async with site.kernel("dl") as page:
+        await page.run("1").done()
+        job = site.only_job()
+    assert (job["TimeLimit"], job["NumCPUs"]) == ("00:05:00", "3")
+
+
+async def test_a_reservation_is_used_and_what_slurm_refuses_of_a_course_is_said(site: Site) -> None:
+    site.course("dl", BOTH)  # no node has the feature
+    site.course("class", "title: T\nslices: [{name: S, request: 40%}]\nslurm: {reservation: class}\n")
+    async with site.kernel("dl") as page:
+        cell = await page.run("1").done()
+        assert "Slurm refuses the kernel's job" in " ".join("".join(cell.outputs).split())
+    user = getpass.getuser()
+    site.slurm.run(
+        *("scontrol", "create", "reservation", "ReservationName=class", "StartTime=now"),
+        *("Duration=60", "Nodes=n2", f"Users={user}"),
+    )
+    try:
+        async with site.kernel("class") as page:
+            await page.run("1").done()
+            assert site.only_job()["Reservation"] == "class"
+    finally:
+        site.slurm.cancel_all()
+        site.slurm.run("scontrol", "delete", "ReservationName=class")
+
+
+def test_courses_check_says_how_the_jobs_are_submitted(site: Site) -> None:
+    site.course("dl", BOTH)
+    shown = " ".join(site.command("courses", "check", f"{site.env.folder}/courses").split())
+    assert "On Slurm each kernel is a job with --partition=gpu --constraint=old --time=20" in shown
+    assert "slurm, time: 20 minutes" in shown
+    site.course("dl", BOTH.replace("20min", "0:20:00"))
+    shown = " ".join(site.command("courses", "check", f"{site.env.folder}/courses", status=1).split())
+    assert "dl.yaml, line 7: slurm, time: '0:20:00'" in shown
+
+
+async def test_an_installed_kernel_runs_in_a_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.course("dl", "title: T\nslices: [{name: S, request: 40%}]\n")
+    monkeypatch.setenv("GPU_POOL_COURSE", "dl")
+    prefix = str(site.env.folder / "prefix")
+    monkeypatch.setenv("JUPYTER_PATH", f"{prefix}/share/jupyter")
+    install = ("kernels", "install", "40%", "--prefix", prefix, "--pool", site.env.url, "--json")
+    site.command(*install)
+    name = json.loads(site.command("kernels", "list", "--json"))["kernels"][0]["name"]
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell("import os; print(os.environ['SLURM_JOB_ID'])")]
+    client = NotebookClient(notebook, kernel_name=name, timeout=300)
+    await client.async_execute()
+    job = notebook.cells[0].outputs[0].text.strip()
+    assert site.slurm.job(job)["Comment"] == "dl"
