@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
+from urllib.parse import urlsplit
 
 import click
 
@@ -45,7 +46,8 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
     """Find out what is broken, and how to fix it.
 
     Checks everything that a slice needs: Python and Jupyter, driver and
-    GPUs, the store, the pool, the kernels. Exit status 1 if something is broken.
+    GPUs, the store, the pool, the kernels; of a pool slurm: what Slurm lacks
+    for it. Exit status 1 if something is broken.
     """
     if namespace and not cluster:
         raise BadRequest("--namespace is of a cluster.", "gpu-pool doctor --cluster --namespace NAME")
@@ -54,6 +56,12 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
 
         return _report(session, check_cluster(namespace))
     pool = [*check_pool(session)]
+    if urlsplit(session.address).scheme == "slurm":
+        from gpu_pool.cli.slurm_checks import check_slurm
+
+        # The GPUs, and what is enforced, are those of nodes: this machine's say nothing of them.
+        found = chain(check_jupyter(session), check_slurm(), pool, check_courses(session))
+        return _report(session, found)
     has_gpus = any(check.name == "devices" and check.state == "ok" for check in pool)
     machine = check_machine(is_client=session.is_served and has_gpus)
     return _report(

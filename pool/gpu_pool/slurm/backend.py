@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from jupyter_core.paths import jupyter_data_dir
 from traitlets import TraitError
@@ -524,7 +524,9 @@ def open_slurm(url: str) -> GpuPool:
         of_jobs = SlurmSettings(config=load_config())
     except TraitError as error:
         raise BadRequest(f"A setting in gpu_pool_config is wrong: {error}") from error
-    return GpuPool(PoolCore(path.absolute(), SlurmBackend(path, of_jobs), settings))
+    core = PoolCore(path.absolute(), SlurmBackend(path, of_jobs), settings)
+    core.url = f"slurm:{quote(str(path.absolute()))}"
+    return GpuPool(core)
 
 
 def _default_path() -> Path:
