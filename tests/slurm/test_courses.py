@@ -144,6 +144,21 @@ async def test_a_reservation_is_used_and_what_slurm_refuses_of_a_course_is_said(
         site.slurm.run("scontrol", "delete", "ReservationName=class")
 
 
+async def test_where_wckeys_are_tracked_the_job_has_the_courses(site: Site) -> None:
+    site.course("dl", "title: T\nslices: [{name: S, request: 40%}]\n")
+    configuration = site.slurm.folder / "slurm.conf"
+    before = configuration.read_text()
+    configuration.write_text(f"{before}TrackWCKey=yes\n")
+    try:
+        site.slurm.run("scontrol", "reconfigure")
+        async with site.kernel("dl") as page:
+            await page.run("1").done()
+            assert site.only_job()["WCKey"] == "dl"
+    finally:
+        configuration.write_text(before)
+        site.slurm.run("scontrol", "reconfigure")
+
+
 def test_courses_check_says_how_the_jobs_are_submitted(site: Site) -> None:
     site.course("dl", BOTH)
     shown = " ".join(site.command("courses", "check", f"{site.env.folder}/courses").split())
