@@ -99,12 +99,16 @@ def accepting(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> list[D
     return [each for each in statuses if accepts(request.filters, each.device)]
 
 
-def free_now(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> int:
+def free_now(request: SliceRequest, statuses: Iterable[DeviceStatus]) -> int | None:
     """Return how many such requests these devices could grant now, quotas and the queue left aside.
 
-    For people to read: what is granted, the pool decides.
+    For people to read: what is granted, the pool decides. None where a queue that is not the pool's decides,
+    such as Slurm's: its devices stand for as many as there are, and say nothing of what is free.
     """
-    return whole_requests([_free_on(request, each) for each in accepting(request, statuses)], request.count)
+    able = list(accepting(request, statuses))
+    if any(each.device.unbounded for each in able):
+        return None
+    return whole_requests([_free_on(request, each) for each in able], request.count)
 
 
 def _free_on(request: SliceRequest, status: DeviceStatus) -> int:

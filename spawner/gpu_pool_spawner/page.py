@@ -181,6 +181,8 @@ def _free(course: str, request: SliceRequest, granted: SliceRequest, supply: Poo
         # It speaks to somebody who has asked.
         return f"not available now: {refusal}"
     number, wait = free_now(granted, supply.devices), supply.waits.get((course, request), "")
+    if number is None:
+        return wait
     if number and not wait:
         return f"{number} free now"
     # What is free may be kept for those in the queue.

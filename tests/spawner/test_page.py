@@ -123,6 +123,14 @@ def test_what_would_be_refused_is_told_in_sentences_of_their_own(status: DeviceS
     assert "free" not in html
 
 
+def test_what_is_free_in_anothers_queue_is_not_guessed() -> None:
+    elsewhere = replace(EMPTY, device=replace(V100, unbounded=True))
+    assert free_now(parse_request("2%"), [elsewhere]) is None
+    assert "free now" not in page(elsewhere)
+    waits = {("ml", parse_request("2%")): "a wait of perhaps about 4 min"}
+    assert '2% of a GPU<span class="text-body-secondary">, a wait of perhaps' in page(elsewhere, waits=waits)
+
+
 def test_an_offer_that_is_called_by_its_size_is_told_once() -> None:
     text = "title: X\nslices: [{name: A whole GPU, request: 1}, {name: Small, request: 2%}]"
     course = parse_course("ml.yaml", text.encode())
