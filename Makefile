@@ -88,6 +88,8 @@ test-cluster: $(VENV)/.ready-test ## run the tests in real containers on a real 
 	@$(BIN)/pytest -m cluster tests/cluster/kubelet $(TEST_ARGS)
 
 test-slurm: $(VENV)/.ready-test ## run the tests in jobs of a real Slurm on this machine (see docs/developer/slurm.md)
+	@$(BIN)/python -c 'import batchspawner' 2>/dev/null || $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check 'batchspawner>=1.3' || echo "Without batchspawner its tests are skipped."
 	@$(BIN)/pytest -m slurm tests/slurm $(TEST_ARGS)
 
 test-images: $(VENV)/.ready-test ## build the images with buildah, twice, and start them (see docs/developer/images.md)

@@ -1,0 +1,146 @@
+"""JupyterHub on Slurm as its page says: servers are jobs by batchspawner, or kernels are."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.hub_with_proxy import ROOT, Hub, need_proxy
+from support.jupyter_env import eventually
+from support.nvml_stub import Machine
+from support.shell_blocks import blocks
+from support.slurm import Slurm
+from support.student import Student
+
+pytest.importorskip("batchspawner", reason="batchspawner is not installed: no extra has it")
+EXAMPLE = ROOT / "examples/jupyterhub/slurm/jupyterhub_config.py"
+PAGE = ROOT / "docs/administrator/slurm-hub.md"
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+#: Users are jobs' owners: this is who runs the tests.
+ME = psutil.Process().username()
+_GPUS = "gpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 0\ngpu GPU-1 Tesla V100-SXM2-32GB\nmemory 32768 0\n"
+_COURSE = """\
+title: {title}
+who: {{users: [{me}]}}
+slices: [{{name: Fifth, request: 20%}}]
+"""
+_COMMON = """
+where = json.loads(os.environ["EXAMPLE_OF_THIS_TEST"])
+c.Spawner.environment.update(where["variables"])
+"""
+_ON_THE_HUB = f"""
+{_COMMON}
+c.Spawner.environment["JUPYTER_DATA_DIR"] = where["folder"] + "/data"
+"""
+#: What this test has and an administrator has not: other folders, and nobody who has to be changed to.
+_IN_JOBS = f"""
+{_COMMON}
+load_subconfig(where["example"])
+c.JupyterHub.hub_ip = "127.0.0.1"
+c.GPUPoolSpawnerMixin.courses_dir = str(Path.cwd() / "courses")
+c.SlurmSpawner.exec_prefix = ""
+c.SlurmSpawner.req_options = "--nodelist=n1"
+c.SlurmSpawner.batch_script = (
+    c.JupyterHub.spawner_class.batch_script.default_value.replace("{{{{homedir}}}}", where["folder"])
+    .replace("#SBATCH --get-user-env=L\\n", "")
+)
+# Both nodes are this machine.
+c.SlurmSpawner.batch_query_cmd = "squeue -h -j {{job_id}} -o '%T localhost'"
+c.SlurmSpawner.cmd = [where["bin"] + "/jupyterhub-singleuser"]
+c.SlurmSpawner.batchspawner_singleuser_cmd = where["bin"] + "/batchspawner-singleuser"
+"""
+
+
+@asynccontextmanager
+async def _hub(slurm: Slurm, folder: Path, config: str) -> AsyncIterator[Hub]:
+    need_proxy()
+    courses = {name: _COURSE.format(title=name, me=ME) for name in ("intro", "thesis")}
+    hub = Hub(folder / "hub", {}, courses, config=config)
+    settings = hub.folder / "gpu_pool_config.py"
+    settings.write_text(f'{settings.read_text()}c.SlurmSettings.gpu_memory = {{"v100": 32, "t4": 16}}\n')
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    variables = {**Machine(folder, _GPUS).environment, "TMPDIR": str(temporary), "GPU_POOL_DEVICES": ""}
+    programs = str(Path(sys.executable).parent)
+    commands = {
+        "PATH": f"{programs}:{slurm.environment['PATH']}",
+        "SLURM_CONF": slurm.environment["SLURM_CONF"],
+    }
+    variables |= commands
+    about = {"example": str(EXAMPLE), "folder": str(folder), "bin": programs, "variables": variables}
+    hub.variables |= {**commands, "EXAMPLE_OF_THIS_TEST": json.dumps(about)}
+    await hub.start()
+    try:
+        yield hub
+    finally:
+        await hub.end()
+
+
+_SHOW = "import os; print(os.environ['SLURM_JOB_ID'], os.environ['CUDA_VISIBLE_DEVICES'])"
+
+
+async def _server(hub: Hub, course: str) -> Student:
+    student = Student(hub.url, ME)
+    await student.log_in()
+    page = await student.spawn_page()
+    assert "20% of a GPU" in page
+    assert "free now" not in page  # Slurm knows, and nobody has asked it
+    await student.start_server(course)
+    return student
+
+
+async def test_a_server_is_a_job_and_its_kernels_share_what_that_was_given(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    async with _hub(slurm, tmp_path, _IN_JOBS) as hub:
+        student = await _server(hub, "intro")
+        [job] = slurm.run("squeue", "--noheader", "--format=%A").split()
+        told = slurm.job(job)
+        assert (told["TresPerNode"], told["TimeLimit"]) == ("gres:shard:40", "01:00:00")
+        [name] = [each for each in await student.kernels() if "20%" in each]
+        async with student.notebook(name) as first, student.notebook(name) as second:
+            for each in (first, second):
+                assert (await each.prints(_SHOW)).split()[-2:] == [job, "GPU-0"]
+            async with student.notebook(name) as third:
+                await third.run(_SHOW).shows("Waiting for a GPU slice of 20%")
+            doctor, status = [await first.prints(f"!{each}") for each in _commands()]
+            assert re.search(rf"Slurm job {job} on n1: 40 shards, 40% of GPU 0", doctor)
+            assert status.count("held") == 2
+        await student.stop_server()
+        assert slurm.run("squeue", "--noheader", "--format=%A") == ""
+
+
+async def test_kernels_of_a_server_on_the_hubs_machine_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
+    shown = re.search(r"```python\n(# jupyterhub_config.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    assert shown is not None
+    # One account cannot be another here, and has the courses of this test.
+    page = shown[1].replace("GPUPoolLocal", "GPUPoolSimpleLocal").replace("/etc/gpu-pool/courses", "courses")
+    async with _hub(slurm, tmp_path, f"{page}\n{_ON_THE_HUB}") as hub:
+        student = await _server(hub, "intro")
+        assert slurm.run("squeue", "--noheader", "--format=%A") == ""
+        [name] = [each for each in await student.kernels() if "20%" in each]
+        async with student.notebook(name) as notebook:
+            printed = await notebook.prints(_SHOW)
+            [job] = slurm.run("squeue", "--noheader", "--format=%A").split()
+            assert printed.split()[-2:] == [job, "0"]
+            assert slurm.job(job)["TresPerNode"] == "gres:shard:t4:20"
+
+        async def is_gone() -> bool:
+            return not slurm.run("squeue", "--noheader", "--format=%A")
+
+        await eventually(is_gone)
+        await student.stop_server()
+
+
+def _commands() -> list[str]:
+    """Return what the page says to type in a server's terminal."""
+    here = str(Path(__file__).relative_to(ROOT))
+    found = [each for each in blocks(str(PAGE.relative_to(ROOT))) if each.mark == f"run by {here}"]
+    return [command for block in found for command, _ in block.commands()]
