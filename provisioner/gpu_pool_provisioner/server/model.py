@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpu_pool_client import Activity, Lease, Outlook, SliceRequest, format_share, parse_request
@@ -33,7 +33,13 @@ class KernelName:
 def slice_of(name: KernelName, state: SliceView, sizes: Sequence[str], clock: Clock) -> dict[str, Any]:
     """Return a Slice of the API; ``sizes`` are those that the kernel may ask for."""
     lease = state.lease
-    size = size_of(state).size
+    size, offered = (
+        size_of(state).size,
+        actions(state, [each for each in sizes if each != size_of(state).size]),
+    )
+    if state.phase is SlicePhase.STARTING and lease is not None and lease.is_queued:
+        # Its job, or its pod, is what waits; to its user it is the same wait.
+        state = replace(state, phase=SlicePhase.WAITING)
     return {
         "kernel_id": name.kernel_id,
         "kernel_name": name.kernelspec,
@@ -49,7 +55,7 @@ def slice_of(name: KernelName, state: SliceView, sizes: Sequence[str], clock: Cl
         **_limits(lease, state.activity, state.phase),
         **_end(state),
         "given_back": state.given_back,
-        "actions": actions(state, [each for each in sizes if each != size]),
+        "actions": offered,
     }
 
 
