@@ -47,6 +47,7 @@ NAMES = (
     "dashboard",
     "pages",
     "load",
+    "slurm",
 )
 #: Each takes as long as all others together: measured only where it is named.
 ALONE = ("cluster", "restart", "journey", "pod_starts", "load")
