@@ -8,16 +8,20 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import venv
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from gpu_pool_client._pods import last_output
+from gpu_pool_kernels.inkernel.job import hold_ports
 from support.cgroups import limited_memory
 from support.frameworks import write_torch
 from support.other_environment import without_our_packages
@@ -245,6 +249,25 @@ async def test_a_kernel_ends_once_its_server_has_been_away_for_as_long_as_it_may
         control.close()
         assert await pod.ended() == 128 + signal.SIGTERM
         assert "its server has not been heard of" in pod.log.read_text()
+
+
+async def test_where_no_server_could_reach_it_no_kernel_runs(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        async with supervised(tmp_path, "--alone", "600", "--port", port) as pod:
+            assert await pod.ended() == 1
+            assert f"the port {port} for the kernel's server is taken" in pod.log.read_text()
+
+
+def test_the_ports_of_a_job_are_its_own_before_its_kernel_listens() -> None:
+    ports, held = hold_ports()
+    with ExitStack() as kept, zmq.Context() as context, context.socket(zmq.ROUTER) as kernel:
+        for each in held:
+            kept.enter_context(each)
+        for port in ports.values():
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("", port))
+            kernel.bind(f"tcp://0.0.0.0:{port}")  # as a kernel does
 
 
 @pytest.mark.long

@@ -21,16 +21,18 @@ from .reverse_tunnel import begin as begin_tunnel
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port", "supervisor")
 
 
-def free_ports() -> "dict[str, int]":
-    """Return ports that nobody has, by what is to listen there."""
+def hold_ports() -> "tuple[dict[str, int], list[socket.socket]]":
+    """Return ports that nobody has, by what is to listen there, and what keeps them until it is closed.
+
+    Nobody is given one of them meanwhile who asks for any port, or connects from one; who asks for this very
+    port, and would use it again (``SO_REUSEADDR``), can listen there, as kernels and their supervisor do.
+    """
     sockets = [socket.socket() for _ in _PORTS]
-    try:
-        for each in sockets:
-            each.bind(("", 0))
-        return {name: each.getsockname()[1] for name, each in zip(_PORTS, sockets)}  # noqa: B905 - Python 3.8
-    finally:
-        for each in sockets:
-            each.close()
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.bind(("", 0))
+    ports = {name: each.getsockname()[1] for name, each in zip(_PORTS, sockets)}  # noqa: B905 - Python 3.8
+    return ports, sockets
 
 
 def main() -> None:
@@ -41,7 +43,7 @@ def main() -> None:
     order.unlink()
     own = tempfile.mkdtemp(prefix="gpu-pool-")
     try:
-        ports = free_ports()
+        ports, _held = hold_ports()  # for as long as this process lives: kernels are restarted
         connection = Path(own, "connection.json")
         with open(os.open(str(connection), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump({**told["connection"], **ports}, file)

@@ -180,6 +180,10 @@ class Supervisor:
         try:
             return ControlPort(address, self._settings.port, key.encode())
         except OSError as error:
+            if self._settings.alone is not None:  # its server could not be heard, and it would end by that
+                sys.exit(
+                    f"gpu-pool: the port {self._settings.port} for the kernel's server is taken: {error}"
+                )
             print(f"gpu-pool: this kernel restarts in a new pod: {error}", file=sys.stderr)
             return None
 
