@@ -18,7 +18,7 @@ import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from support.frontend import frontend
+from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, eventually
 from support.slurm import Slurm
 from support.supervisors import IS_FORKED
@@ -214,6 +214,58 @@ async def test_what_slurm_refuses_is_said_in_its_words(login: Login) -> None:
         cell = await page.run("1").done()
     assert "Slurm refuses the kernel's job: sbatch: error:" in " ".join("".join(cell.outputs).split())
     assert login.jobs() == []
+
+
+async def _jobs_after(page: Frontend, login: Login) -> list[str]:
+    await page.run("1").done()
+    return login.jobs()
+
+
+async def test_an_administrator_cannot_requeue_a_kernel(login: Login) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        [job] = await _jobs_after(page, login)
+        requeue = await asyncio.create_subprocess_exec("scontrol", "requeue", job)
+        assert await requeue.wait()
+        assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
+        assert login.jobs() == [job]
+
+
+async def test_a_node_that_fails_is_told_of_and_a_restart_is_a_new_job(login: Login) -> None:
+    manager = await login.start("40% model=t4")
+    async with frontend(manager) as page:
+        [job] = await _jobs_after(page, login)
+        node = login.slurm.job(job)["NodeList"]
+        login.slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        login.slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
+        await eventually(login.env.is_empty)
+        await page.run("1").shows(f"Slurm job {job} ended since its node failed.")
+        await manager.restart_kernel(now=True)
+        await page.is_connected()
+        assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
+        [again] = login.jobs()
+        assert again != job
+
+
+async def test_a_job_that_can_never_start_says_so_in_the_cell(login: Login) -> None:
+    login.configure(time="5:00:00")
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        await page.run("1").shows(
+            "Its time limit is longer than its partition allows, so that it never starts."
+        )
+
+
+async def test_what_a_job_is_told_is_never_shell(login: Login) -> None:
+    told = "$(touch ran) `touch ran` ; touch ran '\" & a"
+    login.configure(account=told)
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        [job] = await _jobs_after(page, login)
+        assert login.slurm.run("squeue", "--noheader", "--format=%a").strip() == told
+        assert not list(login.env.folder.rglob("ran"))
+        script = login.slurm.run("scontrol", "write", "batch_script", job, "-")
+        assert "touch" not in script
 
 
 async def test_a_job_that_fails_says_how_and_its_last_words(login: Login) -> None:
