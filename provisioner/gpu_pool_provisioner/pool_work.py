@@ -496,7 +496,7 @@ class PoolWork:
             self._driver.post(events.SizePending(wanted))
         except GpuPoolError as error:
             return str(_refused(error)["message"])
-        return f"A pod cannot change its size while it runs. Restart the kernel: {_THEN.format(wanted)}"
+        return f"Its size cannot change while it runs. Restart the kernel: {_THEN.format(wanted)}"
 
     async def grant(
         self, size: str, on_slice: SliceEnvironment | LeasePod, *, can_restart: bool = True

@@ -138,7 +138,7 @@ async def test_who_comes_again_and_again_takes_the_place_of_the_oldest(tmp_path:
 
 
 async def test_where_nobody_listens(tmp_path: Path) -> None:
-    with pytest.raises(SupervisorAway, match="supervisor of the kernel's pod does not answer: "):
+    with pytest.raises(SupervisorAway, match="kernel's supervisor does not answer: "):
         await SupervisorConnection.connect("127.0.0.1", KEY, port=free_port(), within=60)
 
 

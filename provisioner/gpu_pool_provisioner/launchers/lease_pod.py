@@ -47,7 +47,7 @@ _BURST: Final = ("GPU_POOL_ALLOWED_MIB", "GPU_POOL_TORCH_FRACTION")
 #: Names the last request of the kernel for another size that has an answer; ``slice_requests`` reads it.
 ANSWERED: Final = "GPU_POOL_ANSWERED"
 _FINE_AGAIN: Final = "Its machine answers again."
-_SLOW: Final = "The kernel's pod did not start within {}. Its last report: {}"
+_SLOW: Final = "The kernel did not start within {}. Its last report: {}"
 
 
 class LeasePod:

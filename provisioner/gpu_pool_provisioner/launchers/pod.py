@@ -55,14 +55,14 @@ _NO_ANSWER: Final = "The GPU pool did not answer in time: the size stays as it i
 
 _NOT_TOLD: Final = "The GPU pool did not say in time how much memory this kernel uses."
 
-_OUT_OF_MEMORY: Final = "It used more than its pod's memory (not of the GPU), and was ended."
+_OUT_OF_MEMORY: Final = "It used more than the memory of its pod or job (not of the GPU), and was ended."
 _OLD_KERNEL: Final = (
-    "The kernel in its pod does not encrypt its connection, so nothing was sent to it. "
-    "The course's image needs ipykernel 7.4 or newer: tell your instructor."
+    "The kernel does not encrypt its connection, so nothing was sent to it. "
+    "Its image or environment needs ipykernel 7.4 or newer: tell your instructor."
 )
 _SILENT: Final = (
-    "The kernel's pod runs, but nothing has answered from it within {}. If that happens again, tell whoever "
-    "runs this server: a network policy may be in the way, or the image's kernel may be broken."
+    "The kernel was started, but nothing has answered from it within {}. If that happens again, tell whoever "
+    "runs this server: a network policy may be in the way, or its image or environment may be broken."
 )
 
 

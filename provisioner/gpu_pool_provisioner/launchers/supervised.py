@@ -24,8 +24,8 @@ _MAX_LINE: Final = 4096
 _ANSWERS_WITHIN: Final = 5.0
 #: Of a connection in which nothing is said: seconds until it is asked whether it still is, and how often.
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-_SILENT: Final = "The supervisor of the kernel's pod does not answer{}."
-_STRANGER: Final = "What answers at the port of the kernel pod's supervisor does not have the kernel's key."
+_SILENT: Final = "The kernel's supervisor does not answer{}."
+_STRANGER: Final = "What answers at the port of the kernel's supervisor does not have the kernel's key."
 
 
 class SupervisorAway(Exception):
@@ -171,7 +171,7 @@ class SupervisorConnection:
         """Close the connection; the kernel goes on. May be repeated."""
         self._reading.cancel()
         self._writer.close()
-        self._lose(SupervisorAway("The connection to the supervisor of the kernel's pod was closed."))
+        self._lose(SupervisorAway("The connection to the kernel's supervisor was closed."))
 
     # -- What is said --------------------------------------------------------
 
