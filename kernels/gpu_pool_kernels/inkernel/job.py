@@ -1,7 +1,7 @@
 """The main process of a kernel's job in a batch system: it says where it listens, and is the supervisor then.
 
 Run as ``python3 launch.py job FOLDER``. In ``FOLDER``, which the server sees as well, ``kernel.json`` says
-what is to run; ``address.json`` is written there, with the ports at which the kernel and its supervisor
+what is to run; ``address.json`` is written there, with the node, and the ports at which kernel and supervisor
 listen: whichever are free, since a node runs many jobs. A server that cannot connect to these is connected to
 instead. The connection file, with its keys, is on the node's
 own disk.
@@ -48,7 +48,8 @@ def main() -> None:
         with open(os.open(str(connection), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump({**told["connection"], **ports}, file)
         draft = folder / "address.draft"
-        draft.write_text(json.dumps(ports))
+        # With the node, its server need not wait until Slurm is asked again.
+        draft.write_text(json.dumps({**ports, "node": os.environ.get("SLURMD_NODENAME", "")}))
         if told["folder"] and Path(told["folder"]).is_dir():
             os.chdir(told["folder"])
         argv = [word.replace("{connection_file}", str(connection)) for word in told["argv"]]

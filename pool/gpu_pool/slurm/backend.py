@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which what sinfo says is good; to wait for a command; and between two looks at what is known.
 _KNOWN_FOR, _WITHIN, _GLANCE = 60.0, 130.0, 0.25
+#: Seconds between two such looks while a job may begin at once, or has begun; and for how long it may.
+_SOON, _AT_ONCE = 0.03, 5.0
 #: Seconds for which a node is tried before the tunnel from it is used.
 _REACHED_WITHIN: Final = 2.0
 #: Seconds between two attempts meanwhile: the supervisor may just be starting.
@@ -103,6 +105,8 @@ class KernelJob:
     ports: Mapping[str, int] = field(default_factory=dict)
     #: Where its kernel is reached from here; empty as long as it is not.
     address: str = ""
+    #: When this process first knew of it, by the monotonic clock.
+    known_at: float = field(default_factory=time.monotonic)
 
     def was_taken(self) -> str:
         """Say why it has ended, if nobody has ended it who may; empty otherwise."""
@@ -276,7 +280,8 @@ class SlurmBackend(Backend):
         """Take note of how a job is, as squeue said last; of one that it does not show, Slurm is asked."""
         shown = self.watch.jobs.get(job.id)
         if shown is not None:
-            job.seen = shown
+            if not (shown.waits and job.ports):  # it was looked before the job said itself that it runs
+                job.seen = shown
         elif not job.seen.is_over and job.seen.id and not self.watch.trouble:
             try:
                 found = await self._worker.run(lambda: last_of(job.id), _WITHIN)
@@ -378,13 +383,18 @@ class SlurmBackend(Backend):
                 found = replace(found, version="begun", phase=PodPhase.STARTING)
             if found.version != seen or time.monotonic() > give_up_at or self._is_stopped:
                 return found
-            await asyncio.sleep(_GLANCE)
+            begins = job.ports and found.phase is not PodPhase.RUNNING
+            is_soon = begins or time.monotonic() < job.known_at + _AT_ONCE
+            await asyncio.sleep(_SOON if is_soon else _GLANCE)
 
     async def _reach(self, lease_id: str, job: KernelJob) -> None:
         """Find out how a kernel that runs is reached: on its node, or by the tunnel that its job opens."""
         if not job.ports:
             with suppress(OSError, ValueError):
-                job.ports = json.loads((job.folder / "address.json").read_text())
+                told = json.loads((job.folder / "address.json").read_text())
+                node, job.ports = told.pop("node"), told
+                if job.seen.waits and node:
+                    job.seen = replace(job.seen, state="RUNNING", node=node)
         if job.address or not job.ports or not job.seen.node or job.seen.is_over:
             return
         address = self._addresses.get(job.seen.node, job.seen.node)
@@ -466,7 +476,7 @@ class SlurmBackend(Backend):
         if job is None or job.ended_by_us:
             return None
         shown = self.watch.jobs.get(job.id, job.seen)
-        if not shown.waits:
+        if not (shown.waits and job.seen.waits):
             return None
         return jobs.place(shown, self.watch.jobs.values(), sees_others=self._sees_others)
 
