@@ -1,6 +1,6 @@
 """Kernels that are Slurm jobs, on a cluster of this machine: their start to srun's, and what a queue costs.
 
-The yardstick is the kernel that srun starts itself, to which a client connects without anything between.
+The yardsticks are kernels that sbatch and srun start themselves, and to which a client connects directly.
 """
 
 from __future__ import annotations
@@ -31,20 +31,32 @@ from gpu_pool.slurm.watch import JobQueueWatch, ask
 from gpu_pool_provisioner.pools import shared_pool
 from support.slurm import Slurm, missing, slurm_cluster
 
-PAIRS = sized(20, 1)
+PAIRS = sized(12, 1)
 WAITERS = sized(200, 2)
 QUEUE = sized(1000, 5)
 LOOKS = sized(20, 2)
 WATCHED_SECONDS = sized(30.0, 2.0)
 #: Seconds for so many starts to be over and forgotten.
 SETTLED_AFTER = sized(15.0, 1.0)
-_SRUN = ["srun", "--quiet", "--nodelist=n2", "--gres=shard:5"]
+_OPTIONS = ["--quiet", "--nodelist=n2", "--gres=shard:5"]
 _SLICES = {"ours": "5% model=t4", "whole": "1 model=t4"}
 
 
 def prepare(folder: Path) -> dict[str, str]:
     """Write the kernelspecs and what a site says of its GPUs; return the environment that finds them."""
-    specs: dict[str, Any] = {"stock": {**STOCK, "argv": [*_SRUN, *STOCK["argv"]], "metadata": {}}}
+    batch = [
+        "sbatch",
+        "--wait",
+        "--export=NONE",
+        *_OPTIONS,
+        "--output=/dev/null",
+        "--wrap",
+        f"exec {' '.join(STOCK['argv'])}",
+    ]
+    specs: dict[str, Any] = {
+        "stock": {**STOCK, "argv": ["srun", *_OPTIONS, *STOCK["argv"]], "metadata": {}},
+        "sbatch": {**STOCK, "argv": batch, "metadata": {}},
+    }
     for name, size in _SLICES.items():
         config = {"slice": size, "unattended": False}
         metadata = {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": config}}
@@ -67,15 +79,15 @@ def end_all() -> None:
     Slurm(Path(), os.environ).cancel_all()
 
 
-async def starts() -> list[tuple[float, float]]:
-    """Start kernels of both kinds in turn; return pairs of seconds, ours first."""
-    found = []
+async def starts() -> list[tuple[float, float, float]]:
+    """Start kernels of all kinds in turn; return seconds: ours, sbatch's and srun's."""
+    found, kinds = [], ["ours", "sbatch", "stock"]
     for number in range(PAIRS + 1):
         taken = {}
-        for name in ("stock", "ours") if number % 2 else ("ours", "stock"):
+        for name in kinds if number % 2 else kinds[::-1]:
             taken[name] = await one(name)
             end_all()
-        found.append((taken["ours"], taken["stock"]))
+        found.append((taken["ours"], taken["sbatch"], taken["stock"]))
     return found[1:]  # the first has brought imports and caches into this process
 
 
@@ -142,8 +154,10 @@ def run() -> Iterator[Line]:
     if why := missing():
         raise Skipped(why)
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, slurm_cluster(Path(name)) as slurm:
-        what = "a job's kernel from its start to its first cell's reply, to srun's"
-        yield compared(what, child(slurm, "starts"), "medians", 1.1, unit="s")
+        taken, what = child(slurm, "starts"), "a job's kernel from its start to its first cell's reply, to"
+        batch, direct = ([(ours, others[n]) for ours, *others in taken] for n in (0, 1))
+        yield compared(f"{what} one that sbatch starts", batch, "medians", 1.1, unit="s")
+        yield compared(f"{what} srun's", direct, "medians", None, unit="s")
         found = child(slurm, "relayed")
         pairs = list(zip(found["ours"]["execute"], found["stock"]["execute"], strict=True))
         more = [1000 * (ours - stock) for ours, stock in pairs]
