@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import re
 import shutil
 import time
@@ -22,6 +22,7 @@ from gpu_pool.slurm.settings import SlurmSettings
 from gpu_pool.slurm.watch import ask
 from gpu_pool.store import files
 from gpu_pool_client import GpuPoolError
+from gpu_pool_client._processes import account_of
 
 _COMMANDS: Final = ("sbatch", "scancel", "scontrol", "sinfo", "squeue")
 #: The first version with gres/shard.
@@ -115,7 +116,7 @@ def _account(config: Mapping[str, str]) -> Iterator[Check]:
             "slurm accounting", "ok", "Slurm keeps none: nobody needs an account, and sacct says nothing"
         )
         return
-    user = getpass.getuser()
+    user = account_of(os.geteuid())  # as Slurm sees who asks, whatever LOGNAME says
     fields = "format=account,qos,maxjobs,maxsubmitjobs,maxtresperjob"
     try:
         shown = ask("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={user}", fields)
@@ -128,7 +129,7 @@ def _account(config: Mapping[str, str]) -> Iterator[Check]:
         text = f"{safe(user)} has no association in Slurm's accounting"
         text += ": its jobs are refused" if is_needed else ""
         remedy = f"The administrator adds one: sacctmgr add user {user} account=ACCOUNT"
-        yield Check("slurm accounting", "broken" if is_needed else "note", text, safe(remedy))
+        yield Check("slurm accounting", "broken" if is_needed else "note", text, safe(remedy, _LONGEST))
     for account, qos, running, submitted, tres in rows:
         limits = {"QOS": qos, "running jobs": running, "jobs at once": submitted, "per job": tres}
         said = "; ".join(f"{name}: {safe(value)}" for name, value in limits.items() if value)
