@@ -31,6 +31,8 @@ def hold_ports() -> "tuple[dict[str, int], list[socket.socket]]":
     for each in sockets:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         each.bind(("", 0))
+        # In this process alone: a template that has open what it does not know forks no kernel.
+        os.register_at_fork(after_in_child=each.close)
     ports = {name: each.getsockname()[1] for name, each in zip(_PORTS, sockets)}  # noqa: B905 - Python 3.8
     return ports, sockets
 
