@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from support.jupyter_env import JupyterEnv
 from support.slurm import Slurm, missing, slurm_cluster
+from support.slurm_login import Login
 
 _HERE = Path(__file__).parent
 
@@ -33,3 +35,20 @@ def slurm(cluster: Slurm) -> Iterator[Slurm]:
     cluster.cancel_all()
     yield cluster
     cluster.cancel_all()
+
+
+@pytest.fixture
+async def login(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Login]:
+    url = f"slurm:{tmp_path}/slurm.db"
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, slurm.environment[name])
+    monkeypatch.setenv("GPU_POOL_URL", url)
+    monkeypatch.setenv("JUPYTER_PATH", f"{tmp_path}/data")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", f"{tmp_path}/data")
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", f"{tmp_path}/config")
+    (tmp_path / "config").mkdir()
+    login = Login(slurm, JupyterEnv(tmp_path, url), [])
+    login.configure()
+    yield login
+    for each in login.started:
+        await each.shutdown_kernel(now=True)

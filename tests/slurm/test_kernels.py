@@ -9,67 +9,22 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from jupyter_client.manager import AsyncKernelManager
 
 from support.frontend import Frontend, frontend
-from support.jupyter_env import JupyterEnv, eventually
-from support.slurm import Slurm
+from support.jupyter_env import eventually
+from support.slurm_login import Login
 from support.supervisors import IS_FORKED
 
 _SHOW = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['SLURM_JOB_ID'], os.getpid())"
 
 #: A cell that runs until there is a file.
 _UNTIL = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.05)"
-
-
-@dataclass
-class Login:
-    """The login node: a Jupyter environment whose kernels are jobs."""
-
-    slurm: Slurm
-    env: JupyterEnv
-    started: list[AsyncKernelManager]
-
-    async def start(self, size: str) -> AsyncKernelManager:
-        """Start a kernel of this size."""
-        name = self.env.install(f"GPU {len(self.started)}", size)
-        manager = AsyncKernelManager(kernel_name=name)
-        self.started.append(manager)
-        await manager.start_kernel()
-        return manager
-
-    def configure(self, **settings: object) -> None:
-        """Set what a site does, before the first kernel starts."""
-        lines = [f"c.SlurmSettings.{name} = {value!r}\n" for name, value in settings.items()]
-        memory = 'c.SlurmSettings.gpu_memory = {"v100": 32, "t4": 16}\n'
-        (self.env.folder / "config" / "gpu_pool_config.py").write_text("".join([memory, *lines]))
-
-    def jobs(self) -> list[str]:
-        return self.slurm.run("squeue", "--noheader", "--format=%A").split()
-
-
-@pytest.fixture
-async def login(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Login]:
-    url = f"slurm:{tmp_path}/slurm.db"
-    for name in ("PATH", "SLURM_CONF"):
-        monkeypatch.setenv(name, slurm.environment[name])
-    monkeypatch.setenv("GPU_POOL_URL", url)
-    monkeypatch.setenv("JUPYTER_PATH", f"{tmp_path}/data")
-    monkeypatch.setenv("JUPYTER_DATA_DIR", f"{tmp_path}/data")
-    monkeypatch.setenv("JUPYTER_CONFIG_DIR", f"{tmp_path}/config")
-    (tmp_path / "config").mkdir()
-    login = Login(slurm, JupyterEnv(tmp_path, url), [])
-    login.configure()
-    yield login
-    for each in login.started:
-        await each.shutdown_kernel(now=True)
 
 
 async def test_a_kernel_is_a_job_on_the_part_of_a_gpu_that_it_asked_for(login: Login) -> None:
@@ -96,6 +51,70 @@ async def test_the_cell_shows_where_the_job_stands_and_runs_by_itself(login: Log
         login.slurm.run("scancel", later, taken)
         await cell.done()
         assert cell.outputs[-1] == "ran\n"
+
+
+async def test_the_cell_says_which_gpu_would_be_had_sooner(login: Login) -> None:
+    taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
+    login.slurm.until(taken, "RUNNING")
+    manager = await login.start("1 model=t4")
+    async with frontend(manager) as page:
+        cell = page.run("print('ran')")
+        await cell.shows("A GPU of the type v100 is free now: with model=v100 it would start sooner.")
+        both = login.slurm.submit("sleep 600", "--gres=gpu:v100:2")
+        login.slurm.until(both, "RUNNING")
+
+        async def is_not_said() -> bool:
+            return "is free now" not in cell.outputs[-1]
+
+        await eventually(is_not_said)
+
+
+async def test_while_slurm_does_not_answer_a_cell_that_waits_says_so(login: Login) -> None:
+    taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
+    login.slurm.until(taken, "RUNNING")
+    manager = await login.start("1 model=t4")
+    async with frontend(manager) as page:
+        cell = page.run("print('ran')")
+        await cell.shows("It is number 1 of the partition gpu there")
+        with login.slurm.silent():
+            await cell.shows("Slurm does not answer")
+        login.slurm.run("scancel", taken)
+        await cell.done()
+        assert cell.outputs[-1] == "ran\n"
+
+
+#: Stands in for a cluster of a federation, which needs two clusters and their accounting.
+_FEDERATED = """#!/bin/sh
+[ "$*" = "show federation" ] && echo "Federation: east-and-west" && exit
+exec {real} "$@"
+"""
+
+
+async def test_a_cluster_of_a_federation_is_refused(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = login.env.folder / "federated"
+    folder.mkdir()
+    real = shutil.which("scontrol", path=login.slurm.environment["PATH"])
+    (folder / "scontrol").write_text(_FEDERATED.format(real=real))
+    (folder / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    done = _command("status")
+    assert "This cluster is part of the federation east-and-west" in done.stderr
+    assert done.returncode != 0
+
+
+async def test_a_kernel_that_is_ended_when_idle_ends_its_job(login: Login) -> None:
+    with (login.env.folder / "config" / "gpu_pool_config.py").open("a") as settings:
+        settings.write('c.PoolSettings.default_course = {"idle_limit": "8s", "when_idle": "end"}\n')
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+
+        async def is_gone() -> bool:
+            return not login.jobs()
+
+        await eventually(is_gone)
+        cell = page.run("1")
+        await cell.shows("idle")
 
 
 async def test_a_kernel_that_waits_takes_its_job_with_it(login: Login) -> None:

@@ -164,12 +164,12 @@ class Slurm:
 
 
 @contextmanager
-def slurm_cluster(folder: Path) -> Iterator[Slurm]:
-    """Run a cluster in the empty ``folder``; end it, and all that runs in it."""
+def slurm_cluster(folder: Path, more: str = "") -> Iterator[Slurm]:
+    """Run a cluster in ``folder``, with ``more`` lines of slurm.conf; end it, and all that runs in it."""
     port, *ports = free_ports(3)
     host = socket.gethostname().partition(".")[0]
     told = {"folder": folder, "host": host, "user": _user_name(), "port": port, "ports": ports}
-    (folder / "slurm.conf").write_text(_CONFIGURATION.format(**told))
+    (folder / "slurm.conf").write_text(_CONFIGURATION.format(**told) + more)
     (folder / "gres.conf").write_text(_DEVICES)
     (folder / "state").mkdir()
     key = folder / "munge.key"

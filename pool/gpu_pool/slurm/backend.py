@@ -32,7 +32,7 @@ from gpu_pool.slurm import jobs
 from gpu_pool.slurm.jobs import GpuKind, Job
 from gpu_pool.slurm.reverse_tunnels import ReverseTunnels
 from gpu_pool.slurm.settings import SlurmSettings
-from gpu_pool.slurm.watch import JobQueueWatch, ask, last_of
+from gpu_pool.slurm.watch import JobQueueWatch, ask, cancelled_by, last_of
 from gpu_pool.store import files
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.worker import Worker
@@ -98,6 +98,8 @@ class KernelJob:
     folder: Path
     #: What it was launched with; None where another process has launched it.
     command: KernelCommand | None
+    #: What it asks for; None there, too.
+    request: SliceRequest | None = None
     ended_by_us: bool = False
     #: How it was seen last.
     seen: Job = field(default_factory=lambda: Job("", "PENDING"))
@@ -131,7 +133,7 @@ class SlurmBackend(Backend):
         self._kinds: tuple[GpuKind, ...] = ()
         self._addresses: Mapping[str, str] = {}
         self._sees_others = True
-        self._tracks_keys = False
+        self._tracks_keys = self._has_accounting = False
         self._known_at = float("-inf")
         #: By lease.
         self._jobs: dict[str, KernelJob] = {}
@@ -181,16 +183,24 @@ class SlurmBackend(Backend):
         try:
             nodes = await self._ask("sinfo", "--noheader", "--Node", f"--format={jobs.SINFO_FORMAT}")
             config = await self._ask("scontrol", "show", "config")
+            federation = jobs.read_federation(await self._ask("scontrol", "show", "federation"))
         except NotAllowed as error:
             raise PoolUnreachable(error.message, error.remedy) from error
         except PoolUnreachable:
             if self._kinds:
                 return  # what it said last is still the best that is known
             raise
+        if federation:
+            raise NotAllowed(
+                f"This cluster is part of the federation {federation}, which may start a kernel's job on "
+                "another cluster, whose nodes this server does not know.",
+                "Start Jupyter on a cluster that is in no federation, or in a job.",
+            )
         self._kinds = jobs.read_kinds(nodes, self._settings.partition)
         self._addresses = jobs.read_addresses(nodes)
         said = jobs.read_config(config)
         self._sees_others = "jobs" not in said.get("PrivateData", "") or os.geteuid() == 0
+        self._has_accounting = said.get("AccountingStorageType", "").endswith("slurmdbd")
         self._tracks_keys = said.get("TrackWCKey", "").lower() == "yes"
         self._known_at = time.monotonic()
 
@@ -288,6 +298,10 @@ class SlurmBackend(Backend):
             except (PoolUnreachable, TimeoutError):
                 return
             job.seen = found or Job(job.id, "COMPLETED")
+            if job.seen.state == "CANCELLED" and self._has_accounting and job.was_taken():
+                with suppress(TimeoutError):
+                    who = await self._worker.run(lambda: cancelled_by(job.id), _WITHIN)
+                    job.seen = replace(job.seen, cancelled_by=who)
 
     # -- Kernels -----------------------------------------------------------------
 
@@ -326,7 +340,9 @@ class SlurmBackend(Backend):
             shutil.rmtree(folder, ignore_errors=True)
             raise
         get_logger().info("Slurm job %s was submitted for lease %s", number, lease.id)
-        job = self._jobs[lease.id] = KernelJob(number, folder, kernel, seen=Job(number, "PENDING"))
+        job = self._jobs[lease.id] = KernelJob(
+            number, folder, kernel, lease.request, seen=Job(number, "PENDING")
+        )
         (folder / _SUBMITTED).write_text(number)
         self.watch.look_soon()
         return self._state(lease.id, job)
@@ -478,7 +494,12 @@ class SlurmBackend(Backend):
         shown = self.watch.jobs.get(job.id, job.seen)
         if not (shown.waits and job.seen.waits):
             return None
-        return jobs.place(shown, self.watch.jobs.values(), sees_others=self._sees_others)
+        found = jobs.place(shown, self.watch.jobs.values(), sees_others=self._sees_others)
+        if job.request is None or not shown.partition:
+            return found
+        self.watch.keep_free_types(shown.partition)
+        sooner = jobs.would_start_sooner(job.request, self.watch.free_types)
+        return replace(found, reason=f"{found.reason} {sooner}".strip())
 
     async def withdraw(self, lease_id: str) -> None:
         """See ``ExternalQueue.withdraw``."""

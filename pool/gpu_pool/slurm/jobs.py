@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -16,6 +16,10 @@ from gpu_pool_client import WHOLE, Device, NeverFits, Place, SliceRequest
 SQUEUE_FORMAT: Final = "%i|%T|%r|%Q|%P|%S|%e|%N|%j"
 #: And sinfo of each node and partition.
 SINFO_FORMAT: Final = "%N|%o|%G|%P"
+#: And of which of each node's GPUs are in use.
+SINFO_USED_FORMAT: Final = "NodeList:|,Gres:|,GresUsed:|,StateCompact:|,PartitionName:|"
+#: States of a node that starts jobs; one that is about to be shut down or rebooted has a sign behind it.
+_STARTS_JOBS: Final = frozenset({"idle", "mix"})
 #: States of a job in which nothing of it runs yet, and in which something does.
 _WAITS: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _RUNS: Final = frozenset(
@@ -41,6 +45,8 @@ class Job:
     name: str = ""
     #: The status with which its main process has ended; None where that is not known.
     exit_status: int | None = None
+    #: Who has cancelled it; empty where that is not known.
+    cancelled_by: str = ""
 
     @property
     def waits(self) -> bool:
@@ -126,9 +132,7 @@ def read_kinds(printed: str, partition: str) -> tuple[GpuKind, ...]:
     most: dict[str, GpuKind] = {}
     for line in printed.splitlines():
         parts = line.split("|")
-        if len(parts) != 4 or (
-            parts[3].rstrip("*") != partition if partition else not parts[3].endswith("*")
-        ):
+        if len(parts) != 4 or not _is_in(parts[3], partition):
             continue
         gpus, shards_of = counts_in(parts[2])
         for kind, count in gpus.items():
@@ -140,10 +144,46 @@ def read_kinds(printed: str, partition: str) -> tuple[GpuKind, ...]:
     return tuple(most[kind] for kind in sorted(most))
 
 
+def _is_in(shown: str, partition: str) -> bool:
+    """Whether sinfo shows this partition; for an empty name, the default one, which has a star."""
+    return shown.rstrip("*") == partition if partition else shown.endswith("*")
+
+
 def read_config(printed: str) -> dict[str, str]:
     """Read what ``scontrol show config`` prints."""
     lines = (line.partition("=") for line in printed.splitlines())
     return {name.strip(): value.strip() for name, sign, value in lines if sign}
+
+
+def read_free_types(printed: str, partition: str) -> frozenset[str]:
+    """Read of what types a GPU is wholly free now, as sinfo prints it in :data:`SINFO_USED_FORMAT`.
+
+    A node on which shards are in use does not count: 22.05 does not tell how many, or of which GPUs.
+    """
+    free: set[str] = set()
+    for line in printed.splitlines():
+        parts = line.split("|")
+        if len(parts) < 5 or parts[3] not in _STARTS_JOBS or not _is_in(parts[4], partition):
+            continue
+        (gpus, _), (used, shards) = counts_in(parts[1]), counts_in(parts[2])
+        if not any(shards.values()):
+            free |= {kind for kind, count in gpus.items() if count > used.get(kind, 0)}
+    return frozenset(free)
+
+
+def would_start_sooner(request: SliceRequest, free: Collection[str]) -> str:
+    """Say what else a job could have at once that waits for a GPU of one type; empty for nothing."""
+    others = sorted(set(free) - {request.filters.model, ""}) if request.count == 1 else []
+    if not others or request.filters.model in free:
+        return ""
+    types = " or ".join(others)
+    return f"A GPU of the type {types} is free now: with model={others[0]} it would start sooner."
+
+
+def read_federation(printed: str) -> str:
+    """Read the name of a cluster's federation as ``scontrol show federation`` prints it; empty for none."""
+    found = re.search(r"^Federation:\s*(\S+)", printed, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def read_addresses(printed: str) -> dict[str, str]:
@@ -238,7 +278,7 @@ def _number(job: str) -> int:
 def how_ended(job: Job) -> str:
     """Say why a job has ended that was taken; empty where its main process ended by itself."""
     found = {
-        "CANCELLED": "was cancelled, by scancel or by an administrator.",
+        "CANCELLED": f"was cancelled by {job.cancelled_by or 'scancel or by an administrator'}.",
         "TIMEOUT": "reached its time limit.",
         "DEADLINE": "reached its deadline.",
         "OUT_OF_MEMORY": "used more than its memory (not of the GPU), and was ended.",

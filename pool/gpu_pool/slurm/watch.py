@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
 import subprocess
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
-from gpu_pool.slurm.jobs import SQUEUE_FORMAT, Job, read_job, read_jobs
+from gpu_pool.slurm.jobs import (
+    SINFO_USED_FORMAT,
+    SQUEUE_FORMAT,
+    Job,
+    read_free_types,
+    read_job,
+    read_jobs,
+)
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client._log import get_logger
 
 #: Seconds for Slurm to answer; between two looks at its queue, in seconds and in times of what one takes, and
 #: at most; and without anybody who asks for it, until nobody looks any more.
 _ANSWERS_WITHIN, _EVERY, _TIMES, _SELDOM, _IDLE = 120.0, 3.0, 20.0, 60.0, 30.0
+#: Seconds between two looks at which GPUs are free, while somebody waits.
+_FREE_EVERY: Final = 15.0
 _MOST_WORDS: Final = 500
 
 
@@ -60,6 +72,21 @@ def last_of(job: str) -> Job | None:
         return None
 
 
+def cancelled_by(job: str) -> str:
+    """Return who has cancelled a job, by Slurm's accounting; empty where it does not say."""
+    try:
+        said = ask("sacct", "--noheader", "--parsable2", "--allocations", "--format=State", "--jobs", job)
+    except (NotAllowed, PoolUnreachable):
+        return ""
+    found = re.search(r"CANCELLED by (\d+)", said)
+    if found is None:
+        return ""
+    try:
+        return pwd.getpwuid(int(found[1])).pw_name
+    except KeyError:
+        return f"the user with the number {found[1]}"
+
+
 class JobQueueWatch:
     """What squeue says of all jobs, asked by one thread: every few seconds, and slower where that is slow."""
 
@@ -67,9 +94,13 @@ class JobQueueWatch:
         self.jobs: Mapping[str, Job] = {}
         #: Why it is not known how they are now; empty where it is.
         self.trouble = ""
+        #: The types of which a GPU is free, as long as somebody asks for it.
+        self.free_types: frozenset[str] = frozenset()
+        self._free_asked_at = self._free_at = float("-inf")
         #: How often it was looked.
         self.looks = 0
         self._asked_at = float("-inf")
+        self._partition = ""
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._is_running = False
@@ -81,6 +112,10 @@ class JobQueueWatch:
             if not self._is_running:
                 self._is_running = True
                 threading.Thread(target=self._run, name="gpu-pool-slurm-queue", daemon=True).start()
+
+    def keep_free_types(self, partition: str) -> None:
+        """Look at what is free as well, now and then and for some time."""
+        self._partition, self._free_asked_at = partition, time.monotonic()
 
     def look_soon(self) -> None:
         """Look as soon as may be, since a job was submitted."""
@@ -98,6 +133,12 @@ class JobQueueWatch:
         else:
             self.jobs, self.trouble = found, ""
         self.looks += 1
+        now = time.monotonic()
+        if now < self._free_asked_at + _IDLE and now > self._free_at + _FREE_EVERY and not self.trouble:
+            self._free_at = now
+            with suppress(PoolUnreachable, NotAllowed):
+                printed = ask("sinfo", "--noheader", "--Node", f"--Format={SINFO_USED_FORMAT}")
+                self.free_types = read_free_types(printed, self._partition)
 
     def _run(self) -> None:
         while True:
