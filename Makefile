@@ -43,7 +43,7 @@ CHECK := $(BIN)/check-jsonschema --builtin-schema vendor.
 SOURCES := $(CURDIR)/kernels:$(CURDIR)/pool:$(CURDIR)/pool_client:$(CURDIR)/provisioner:$(CURDIR)/spawner
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster test-slurm test-images matrix soak chaos mutation lint format types labextension docs man dist version lock chart images bench clean
+.PHONY: help lab hub demo test test-all test-hub test-gpu test-cluster test-slurm test-hibernation test-images matrix soak chaos mutation lint format types labextension docs man dist version lock chart images bench clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,10 +70,10 @@ demo: $(VENV)/.ready-lab ## the same without a browser: fill a simulated GPU, an
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready-test proxy-if-npm ## run the tests that need neither a GPU nor a browser (minutes)
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --hypothesis-profile=quick -m "not long and not browser and not gpu and not cluster and not slurm and not images" $(TEST_ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup --hypothesis-profile=quick -m "not long and not browser and not gpu and not cluster and not slurm and not images and not hibernation" $(TEST_ARGS)
 
 test-all: $(VENV)/.ready-test proxy-if-npm ## run the rest: the long tests, all examples of the laws, and those in a real browser
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "(long or browser or hypothesis) and not gpu and not cluster and not slurm and not images" $(TEST_ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "(long or browser or hypothesis) and not gpu and not cluster and not slurm and not images and not hibernation" $(TEST_ARGS)
 
 test-hub: .venv-hub/.ready proxy-if-npm ## run the tests of the Hub's parts against the oldest JupyterHub that is supported
 	@.venv-hub/bin/pytest tests/pool/service tests/spawner -m "not browser and not gpu" $(TEST_ARGS)
@@ -91,6 +91,9 @@ test-slurm: $(VENV)/.ready-test ## run the tests in jobs of a real Slurm on this
 	@$(BIN)/python -c 'import batchspawner' 2>/dev/null || $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check 'batchspawner>=1.3' || echo "Without batchspawner its tests are skipped."
 	@$(BIN)/pytest -m slurm tests/slurm $(TEST_ARGS)
+
+test-hibernation: $(VENV)/.ready-test ## put kernels to sleep on disk by a real CRIU (as root; CRIU names the program)
+	@$(BIN)/pytest -m hibernation tests/provisioner/test_hibernation.py $(TEST_ARGS)
 
 test-images: $(VENV)/.ready-test ## build the images with buildah, twice, and start them (see docs/developer/images.md)
 	@$(BIN)/pytest -m images tests/images $(TEST_ARGS)

@@ -43,7 +43,7 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
   const [isBusy, setBusy] = React.useState(false);
   const id = slice.kernel_id;
   const offered = slice.actions;
-  const waits = ['waiting', 'resuming', 'parked'].includes(slice.state);
+  const waits = ['waiting', 'resuming', 'parked', 'asleep'].includes(slice.state);
   React.useEffect(() => {
     if (!outcome) {
       return;

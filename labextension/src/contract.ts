@@ -24,6 +24,7 @@ export type SliceState =
   | 'starting'
   | 'held'
   | 'parked'
+  | 'asleep'
   | 'resuming'
   | 'none';
 

@@ -150,6 +150,8 @@ export function status(slice: ISlice, now: number, trans: Words): string {
       return held(slice, now, trans);
     case 'parked':
       return trans.__('parked');
+    case 'asleep':
+      return trans.__('asleep');
     case 'resuming':
       return trans.__('parked, %1', queue(slice, trans));
     case 'none':

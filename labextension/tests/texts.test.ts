@@ -97,6 +97,7 @@ table('the status bar', status, [
   [slice({ asked_back: true }), '2% · asked back'],
   [slice({ gives_way: true }), '2% · idle, giving way'],
   [slice({ state: 'parked', gives_way: true }), 'parked'],
+  [slice({ state: 'asleep' }), 'asleep'],
   [slice({ state: 'none' }), 'no GPU slice'],
   [waiting({ ends_at: NOW + 60, position: 2 }), '2nd in the queue']
 ]);

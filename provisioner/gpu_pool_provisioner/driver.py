@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpu_pool_client import EndReason, Holder, Lease, NotAllowed, Outlook, SliceRequest, parse_request
 from gpu_pool_client._log import get_logger
@@ -41,6 +41,9 @@ from gpu_pool_provisioner.session.events import SizeChange
 from gpu_pool_provisioner.session.view import SlicePhase, SliceView, phase_of, view
 from gpu_pool_provisioner.wait_log import WaitLog
 from gpu_pool_provisioner.work import KernelWork, at_work
+
+if TYPE_CHECKING:  # few kernels sleep
+    from gpu_pool_provisioner.hibernation.kept import KeptKernel
 
 _WITH_SLICE: Final = (State.RUNNING, State.ASKED_BACK)
 _RESIZING: Final = (State.RESIZING, State.QUEUED_RESIZING)
@@ -93,6 +96,8 @@ class SessionDriver:
         self.pool_work = PoolWork(self, url, holder)
         self._do = KernelWork(self, self.pool_work)
         self.wait_log: WaitLog | None = None
+        #: The kernel's process where it may sleep on disk.
+        self.kept: KeptKernel | None = None
         #: What the running kernel was told of its slice.
         self.on_slice: SliceEnvironment | None = None
         #: By which it is told of what changes while cells run; None where it cannot be.
@@ -229,7 +234,7 @@ class SessionDriver:
 
     async def resume(self) -> str:
         """Ask for a parked kernel's slice again; return what its user reads. Raises ``NotAllowed``."""
-        if self.session.state not in (State.PARKED, State.RESUMING):
+        if events.ResumeRequested not in TABLE[self.session.state]:
             raise NotAllowed("This kernel's GPU slice is not lent to others.")
         return self.request(events.ResumeRequested())
 
@@ -298,7 +303,7 @@ class SessionDriver:
         other refusals.
         """
         phase = phase_of(self.session)
-        if phase in (SlicePhase.PARKED, SlicePhase.RESUMING):
+        if phase in (SlicePhase.PARKED, SlicePhase.ASLEEP, SlicePhase.RESUMING):
             await self.pool_work.check_size(size)
             raise NotAllowed(
                 "This kernel's GPU slice is lent to others, and its variables are kept.",

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpu_pool_client import (
     Activity,
@@ -40,6 +40,9 @@ from gpu_pool_provisioner.session import Session, State, effects, events, idling
 from gpu_pool_provisioner.session.events import SizeChange
 from gpu_pool_provisioner.wait_log import WaitLog
 
+if TYPE_CHECKING:  # few kernels sleep
+    from gpu_pool_provisioner.hibernation.kept import KeptKernel
+
 #: Seconds in which it changes a size: the process that used the slice has ended, which is forgiven that long.
 _RESIZED_WITHIN: Final = 5.0
 #: Seconds between two attempts where the process that has ended is still seen.
@@ -52,6 +55,7 @@ class Driver(Protocol):
     """What work needs of the session's driver."""
 
     session: Session
+    kept: KeptKernel | None
     wait_log: WaitLog | None
     on_slice: SliceEnvironment | None
 
@@ -302,6 +306,10 @@ class PoolWork:
         except GpuPoolError as error:
             return f"The GPU pool does not say how much memory this kernel uses. {error}"
         return texts.memory_in_use(used, sum(part.allowed_mib for part in lease.slices) if lease else 0)
+
+    async def keeps_on_device(self) -> bool:
+        """Whether the kernel keeps state on its device, or may. Raises the pool's errors."""
+        return (await self._activity()).initialised is not False
 
     async def _initialised(self) -> bool:
         try:

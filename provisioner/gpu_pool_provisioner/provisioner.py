@@ -28,13 +28,15 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from jupyter_client.connect import KernelConnectionInfo, port_names
 from jupyter_client.localinterfaces import is_local_ip
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import (
     EndReason,
@@ -78,6 +80,8 @@ _SHUT_DOWN: Final = (State.DOWN, State.RESTARTING, State.ENDED)
 _KILLED_WITHIN: Final = 5.0
 #: Where :meth:`GPUPoolProvisioner.get_provisioner_info` says which process is the proxy of a kernel.
 _PROXY: Final = "gpu_pool_proxy"
+#: Why kernels do not sleep here, as far as that was logged.
+_logged: Final[set[str]] = set()
 
 
 class GPUPoolProvisioner(SliceSettings):
@@ -331,6 +335,8 @@ class GPUPoolProvisioner(SliceSettings):
         try:
             if self._driver is None or self._driver.session.state is State.ENDED:
                 self._driver = self._new_driver(self.session.lease_id if self.session else None)
+                if self._driver.session.hibernate_after:
+                    self._driver.session = await in_background(self._may_sleep(self._driver.session))
             self._asked_at = time.monotonic()
             asking = self._driver.ask(self.times.answers_within, within=None if waits else self.wait_timeout)
             await in_background(asking)
@@ -340,9 +346,30 @@ class GPUPoolProvisioner(SliceSettings):
     def _new_driver(self, lease_id: str | None) -> SessionDriver:
         """Return the driver of a session that begins, perhaps with a lease. Raises ``BadRequest``."""
         request = parse_request(self.slice)
-        session = Session(request, self._grace, self.outage_timeout, times=self.times, lease_id=lease_id)
+        session = Session(
+            *(request, self._grace, self.outage_timeout),
+            times=self.times,
+            lease_id=lease_id,
+            hibernate_after=self._hibernates_after,
+        )
         name = self.notebook or kernel_name(self.kernel_spec.display_name)
         return SessionDriver(session, self.url, self.holder, name)
+
+    @property
+    def _hibernates_after(self) -> float | None:
+        return float(self.hibernate_after) or None if is_ipython(self.kernel_spec.argv) else None
+
+    async def _may_sleep(self, session: Session) -> Session:
+        """Return a session whose kernel does not sleep where none can, which is logged once."""
+        from gpu_pool_provisioner.hibernation.kept import why_not
+
+        why = await asyncio.to_thread(why_not, self.criu)
+        if not why:
+            return session
+        if why not in _logged:
+            _logged.add(why)
+            EscapingLogger(self.log).warning("Kernels do not sleep on disk (hibernate_after): %s", why)
+        return replace(session, hibernate_after=None)
 
     async def _until_running(self, driver: SessionDriver) -> None:
         """Wait for a kernel that nobody watches, so that its cells need not. Raises why it does not run."""
@@ -418,6 +445,8 @@ class GPUPoolProvisioner(SliceSettings):
         if self._resize_requests is not None and lease.limit_mib and on_slice.takes_changes:
             self._resize_requests.open_changes()
         kwargs = {**kwargs, "env": {**environment, **ours}}
+        if driver.session.hibernate_after and backend.connection["transport"] == "ipc":
+            return await self._launch_kept(driver, on_slice.command, kwargs)
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
             if not is_ipython(cmd):
@@ -429,6 +458,17 @@ class GPUPoolProvisioner(SliceSettings):
             self.process, self.pid, self.pgid = warm, warm.pid, warm.pid  # type: ignore[assignment]
         assert self.process is not None
         return int(self.process.pid)
+
+    async def _launch_kept(self, driver: SessionDriver, cmd: list[str], kwargs: dict[str, Any]) -> int:
+        """Launch a kernel that may sleep on disk; return its pid. Raises ``OSError``."""
+        from gpu_pool_provisioner.hibernation.kept import KeptKernel
+
+        folder = self.hibernation_folder or str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
+        kept = driver.kept = KeptKernel(self.criu, folder)
+        self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
+        # Signals go to the process that it has then.
+        self.process, self.pgid = kept, None  # type: ignore[assignment]
+        return kept.pid
 
     async def _end_previous(self) -> None:
         """Reap the previous process; kill it if it lives, as two concurrent restarts would orphan it."""

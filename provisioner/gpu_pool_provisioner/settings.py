@@ -204,6 +204,25 @@ class SliceSettings(LocalProvisioner):
         it looks for dead kernels every 3 seconds.
         """,
     )
+    hibernate_after = Seconds(
+        0.0,
+        min=0,
+        max=30 * 86_400,
+        config=True,
+        where=_WHERE,
+        help="""Seconds without work after which a kernel sleeps on disk until its next cell. 0: never, as by
+
+        default. Its slice goes back to the pool, its memory to the machine; the next cell wakes it, with its
+        variables. For IPython kernels of a server that runs as root, with CRIU 4.1 or newer. At most
+        2592000. See "Kernels that sleep on disk" in the documentation.
+        """,
+    )
+    criu = Unicode("criu", config=True, help="The program that writes kernels to disk: a name, or a path.")
+    hibernation_folder = Unicode(
+        config=True,
+        help="Where kernels sleep: a folder on a disk. Empty: gpu-pool/asleep in Jupyter's data folder.",
+    )
+
     contact = Unicode(
         "the person who runs this Jupyter server",
         config=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_client.session import Session as MessageSession
 
@@ -13,12 +13,14 @@ from gpu_pool_client import GpuPoolError, Lease, NotAllowed, PoolUnreachable, Pr
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.environment import is_ipython
 from gpu_pool_provisioner.launchers.base import (
+    CannotWakeError,
     HeldLease,
     KernelRun,
     LaunchPlan,
     NotReadyError,
     NotStartedError,
     ProxiedKernel,
+    StaysAwakeError,
 )
 from gpu_pool_provisioner.launchers.lease_pod import LeasePod
 from gpu_pool_provisioner.launchers.pod import NotRestartedError, PodRequests, PodRun
@@ -28,9 +30,12 @@ from gpu_pool_provisioner.pool_work import Driver, PoolWork, on_our_clock
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
 from gpu_pool_provisioner.proxy.channels import Channel
 from gpu_pool_provisioner.proxy.pending import PendingKernel
-from gpu_pool_provisioner.session import State, effects, events
+from gpu_pool_provisioner.session import State, effects, events, texts
 from gpu_pool_provisioner.session.events import SizeChange
 from gpu_pool_provisioner.session.session import MARGIN
+
+if TYPE_CHECKING:  # few kernels sleep
+    from gpu_pool_provisioner.hibernation.kept import KeptKernel
 
 #: How often a kernel is launched whose ports others take before it: whoever does it goes on.
 _LAUNCHES: Final = 20
@@ -53,6 +58,23 @@ _CHANGE: Final = (
     "__import__('importlib').import_module('.extension', get_ipython().find_line_magic('gpu').__module__"
     ".rpartition('.')[0]).take_changes({!r})"
 )
+#: Others write to the file of IPython's history meanwhile, and what is open on disk must not have changed.
+_HISTORY: Final = "exec({!r}, {{'ipython': get_ipython()}})"
+_CLOSE_HISTORY: Final = _HISTORY.format(
+    "history = ipython.history_manager\n"
+    "if history is not None and history.enabled:\n"
+    "    history.save_thread.stop()\n"
+    "    history.writeout_cache()\n"
+    "    history.db.close()\n"
+)
+_OPEN_HISTORY: Final = _HISTORY.format(
+    "history = ipython.history_manager\n"
+    "if history is not None and history.enabled:\n"
+    "    history.init_db()\n"
+    "    history.save_thread = type(history.save_thread)(history)\n"
+    "    history.save_thread.start()\n"
+)
+_NOT_KEPT: Final = "the folder for its connections has too long a name."
 _AT_WORK: Final = "The size of a kernel's GPU slice cannot change while it runs a cell."
 _WHEN_ENDED: Final = "Try again when its cells have ended."
 
@@ -95,6 +117,10 @@ class KernelWork:
                 return self._pool.give_way(work.since, self.run.relay)
             case effects.CheckIdle():
                 return self._check_idle()
+            case effects.Hibernate():
+                return self._hibernate()
+            case effects.Wake():
+                return self._wake()
             case effects.ResizeKernel():
                 return self._resize(str(work.request))
             case effects.EndKernel():
@@ -139,6 +165,10 @@ class KernelWork:
         if self.run is not None:
             self.run.close()
             self.run = None
+        if self._driver.kept is not None:
+            self._driver.kept.end()
+            self._driver.kept.remove_image()
+            self._driver.kept = None
         if self.backend is not None:  # the next one listens where nobody has seen it yet
             self.backend.close()
             self.backend = None
@@ -250,7 +280,9 @@ class KernelWork:
         self._following = asyncio.create_task(self._until_ended(run))
 
     async def _until_ended(self, run: KernelRun) -> None:
-        await run.end
+        await asyncio.wait({run.end})  # which goes on where this is given up
+        if run.end.cancelled():
+            return
         await run.read_last(_LAST_WITHIN)
         if run is self.run:
             message = "" if self.kernel.ending() else run.exit_message
@@ -270,6 +302,68 @@ class KernelWork:
             return events.FoundIdle()
         is_silent = not relay.busy and not relay.unanswered() and relay.last_activity == before
         return events.FoundAtWork(is_silent)
+
+    # -- To disk and back --------------------------------------------------------
+
+    async def _hibernate(self) -> events.Event:
+        kept, run = self._driver.kept, self.run
+        if kept is None or not isinstance(run, ProcessRun):
+            return events.NotHibernated(texts.stays_awake(_NOT_KEPT))
+        try:
+            if await self._pool.keeps_on_device():
+                return events.NotHibernated(texts.stays_awake(texts.USES_GPU))
+            if not await run.relay.is_idle(_ANSWERS_WITHIN):
+                return events.NotHibernated()
+            await run.keep_lease()
+        except GpuPoolError as error:
+            get_logger().info("A kernel that was to sleep stays awake: %s", error)
+            return events.NotHibernated()
+        run.relay.run_silently(_CLOSE_HISTORY)
+        await run.relay.is_idle(_ANSWERS_WITHIN)
+        if self._following is not None:
+            self._following.cancel()
+        run.disconnect()
+        try:
+            await kept.closed(run.sockets)
+            await kept.sleep()
+        except StaysAwakeError as error:
+            return await self._stays_awake(kept, run, str(error))
+        return events.Hibernated()
+
+    async def _stays_awake(self, kept: KeptKernel, run: ProcessRun, why: str) -> events.Event:
+        """Connect again to a kernel that was not written to disk."""
+        try:
+            await run.answers_again(self.kernel, run.relay)
+        except (NotReadyError, GpuPoolError) as error:
+            get_logger().error("A kernel that was to sleep has ended: %s (%s)", why, error)
+            kept.end()
+            return events.Died(texts.ended_before_sleep(why))
+        self._goes_on(run)
+        return events.NotHibernated(texts.stays_awake(why))
+
+    async def _wake(self) -> events.Event:
+        kept, before = self._driver.kept, self.run
+        assert kept is not None
+        assert isinstance(before, ProcessRun)
+        try:
+            run = before.on(await kept.wake())
+            try:
+                await run.answers_again(self.kernel, before.relay)
+            except BaseException:
+                kept.kill()
+                run.close()
+                raise
+        except (CannotWakeError, NotReadyError, GpuPoolError) as error:
+            return events.NotWoken(texts.not_woken(str(error)))
+        before.close()
+        self.run = run
+        kept.remove_image()
+        self._goes_on(run)
+        return events.Woken()
+
+    def _goes_on(self, run: ProcessRun) -> None:
+        run.relay.run_silently(_OPEN_HISTORY)
+        self._follow(run)
 
     async def _resize(self, size: str) -> events.Event:
         assert self.run is not None

@@ -53,8 +53,9 @@ def after(session: Session, *happened: events.Event, now: float = 0.0) -> Sessio
 _RELAYING = (State.RUNNING, State.ASKED_BACK)
 _WORKING = (
     *(State.ASKING, State.QUEUED, State.QUEUED_RESIZING, State.STARTING, State.ENDING),
-    *(State.RESIZING, State.PARKING, State.RESUMING),
+    *(State.RESIZING, State.PARKING, State.RESUMING, State.HIBERNATING, State.WAKING),
 )
+_SLEEPING = (State.HIBERNATING, State.HIBERNATED, State.WAKING)
 AWAY = PoolUnreachable("The pool is away.", may_pass=True)
 CHANGE = events.SizeChange(True, False, "This kernel now has 10% of a GPU.")
 
@@ -62,6 +63,11 @@ CHANGE = events.SizeChange(True, False, "This kernel now has 10% of a GPU.")
 def a_session() -> Session:
     """Return one that begins."""
     return Session(parse_request("2%"), 1.0, 60.0)
+
+
+def a_sleeper() -> Session:
+    """Return one that begins, and whose kernel may sleep on disk."""
+    return replace(a_session(), hibernate_after=20.0)
 
 
 #: What may come of work that goes on all the same.
@@ -128,7 +134,10 @@ class World:
                 self.is_held, self.is_taken = True, False
             case events.Launched():
                 self.kernel_lives = True
-            case events.Gone() | events.NotReady() | events.Failed():
+            case events.Woken():
+                assert not self.kernel_lives, "there are two of one kernel"
+                self.kernel_lives = True
+            case events.Gone() | events.NotReady() | events.Failed() | events.Hibernated():
                 self.kernel_lives = False
             case events.LeaseSeen(lease=Lease() as found) | events.SizeChanged(lease=Lease() as found):
                 self.is_held = found.state is LeaseState.HELD
@@ -190,12 +199,14 @@ class World:
         if self.listens:
             found.append(self._submit)
         if self.work:
-            found += [self._come_of_work] * 4
+            found += [self._come_of_work] * (2 if self.session.state in _SLEEPING else 4)
         if self.session.state is State.QUEUED:
             found += [self._of_its_user] * 4
         if self.session.state.has_kernel:
             found += [self._of_its_user, self._time, self._time]
             is_parked = self.session.state in (State.PARKED, State.RESUMING)
+            if self.session.state in _SLEEPING:
+                found += [self._of_its_user, self._of_its_user, self._managed, self._of_the_kernel] * 2
             found += [self._of_the_kernel] if self.chance.random() < (0.3 if is_parked else 0.2) else []
         return found
 
@@ -306,6 +317,11 @@ class World:
                 return [resumed, resumed, *([queued, away] if work.lease is None else [])]
             case effects.ResizeKernel():
                 return [lambda: events.Resized(CHANGE)]
+            case effects.Hibernate():
+                stays = lambda: events.NotHibernated(self.chance.choice(["", "It works."]))  # noqa: E731
+                return [events.Hibernated, events.Hibernated, stays]
+            case effects.Wake():
+                return [events.Woken, events.Woken, lambda: events.NotWoken("A file has changed.")]
             case effects.EndKernel():
                 return [events.Gone, events.Gone, self._of_the_kernel]
         raise AssertionError(work)
@@ -347,7 +363,7 @@ class World:
         return self.chance.choice([events.Died(), events.TermsOver(over), ours, events.CloseRequested()])
 
     def _of_its_user(self) -> events.Event:
-        wanted = [
+        wanted: list[events.Event] = [
             events.KeepRequested(60),
             events.GiveBackRequested(),
             events.LeaseSeen(activity=Activity(initialised=self._maybe())),
@@ -357,6 +373,8 @@ class World:
             *(events.RestartBegan(), events.RestartExpected(1.0), events.ManagerExpected(1.0)),
             *(events.SizeChanged(TEN), events.SizePending(TEN, 1.0), events.LaunchPrepared()),
         ]
+        if self.session.state in _SLEEPING:  # which few are that are ended there, or restarted
+            wanted += [*([events.StopRequested()] * 2), events.ManagerCame(), events.ManagerExpected(1.0)]
         possible = [each for each in wanted if type(each) in TABLE[self.session.state]]
         return self.chance.choice(possible) if possible else events.TimePassed()
 
@@ -377,6 +395,9 @@ class World:
             assert self.session.wakes_at is None, "something is due"
         if state in _WORKING:
             assert self.work or self.session.retry is not None, "nothing goes on"
+        if state in (State.HIBERNATED, State.WAKING):
+            assert not self.kernel_lives, "what sleeps has a process"
+            assert not self.is_held, "what sleeps has a slice"
         if state in _RELAYING:
             assert self.is_relayed, "nothing is passed on"
             assert self.work or self.session.wakes_at is not None or not self._has_limits

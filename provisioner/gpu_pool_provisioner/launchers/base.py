@@ -47,6 +47,14 @@ class NotStartedError(Exception):
     """No kernel has come of a pod; the text says why, in sentences."""
 
 
+class StaysAwakeError(Exception):
+    """The kernel was not written to disk and runs as before; the text says why, in a sentence."""
+
+
+class CannotWakeError(Exception):
+    """What is on disk cannot go on now; the text says why, in a sentence. Nothing of it is lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProxiedKernel:
     """What a proxy has to know of the kernel it speaks for."""

@@ -28,7 +28,7 @@ from gpu_pool_provisioner.launchers.base import (
 )
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
 from gpu_pool_provisioner.proxy.channels import Channels
-from gpu_pool_provisioner.proxy.relay import UnencryptedError
+from gpu_pool_provisioner.proxy.relay import Relay, UnencryptedError
 from gpu_pool_provisioner.session.session import MARGIN
 
 T = TypeVar("T")
@@ -79,6 +79,37 @@ class ProcessRun(KernelRun):
                 raise PortStolenError from None
             raise
         return introduction
+
+    async def answers_again(self, kernel: ProxiedKernel, before: Relay) -> None:
+        """Connect to a kernel that goes on, and tie its lease to it; ``before`` is its relay until then.
+
+        Raises ``NotReadyError`` where it does not, and the pool's errors.
+        """
+        process = Process.of(self._pid)
+        try:
+            await self._while_alive(asyncio.wait_for(self._first_answer(), kernel.ready_timeout))
+        except asyncio.TimeoutError:
+            raise NotReadyError("it does not answer.") from None
+        assert process is not None
+        await self._while_alive(self._lease.attach(process, grace=kernel.grace))
+        self.relay.go_on(before)
+
+    def on(self, pid: int) -> ProcessRun:
+        """Return a run of the same kernel as another process: one that was on disk."""
+        return ProcessRun(self._lease, pid, self._backend, *self._sides)
+
+    def disconnect(self) -> None:
+        """Close the connection to the kernel, which goes on."""
+        self.relay.close()
+
+    async def keep_lease(self) -> None:
+        """Tie the lease to this process: the kernel's is about to end. Raises the pool's errors."""
+        await self._lease.attach(Process.current(), grace=0.0)
+
+    @property
+    def sockets(self) -> str:
+        """How the paths of the sockets begin on which the kernel listens."""
+        return str(self._backend.connection["ip"])
 
     async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what ``work`` returns. Raises ``NotReadyError`` if the kernel ends before that."""

@@ -157,10 +157,20 @@ class Relay:
         """Connect the two sides. What was held must be sent before anything else happens on the loop."""
         for channel in _BOTH_WAYS:
             self._front[channel].on_message = self.back[channel].send
-            self.back[channel].on_message = self._front[channel].send
         self._front["shell"].on_message = partial(self.pass_on, "shell")
+        self._pass_back()
+
+    def _pass_back(self) -> None:
+        for channel in _BOTH_WAYS:
+            self.back[channel].on_message = self._front[channel].send
         for channel in ("shell", "control"):
             self.back[channel].on_message = partial(self._reply, channel)
+
+    def go_on(self, before: Relay) -> None:
+        """Pass on what the kernel says, in place of the relay that it had ``before``."""
+        self.last_activity, self.busy_times = before.last_activity, before.busy_times
+        self._untold = before._untold
+        self._pass_back()
 
     @property
     def busy(self) -> bool:

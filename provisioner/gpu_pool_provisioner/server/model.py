@@ -170,7 +170,7 @@ def actions(state: SliceView, sizes: list[str]) -> dict[str, Any]:
         found["resize"] = {"sizes": at_once, "keeps_variables": True}
     if phase is SlicePhase.HELD and sizes:
         found["restart"] = {"sizes": sizes, "keeps_variables": False}
-    if phase is SlicePhase.PARKED:
+    if phase in (SlicePhase.PARKED, SlicePhase.ASLEEP):
         found["resume"] = {"keeps_variables": True}
     if phase is SlicePhase.HELD:
         kept = keeps_variables(state.activity or Activity())

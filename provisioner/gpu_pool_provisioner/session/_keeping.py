@@ -141,7 +141,7 @@ def _stays(session: Session, now: float, *, is_refused: bool = False, is_unanswe
     parking = _parking(session)
     if parking.step.is_parked:
         # The slice has gone all the same, and the kernel may have begun to work since then: it asks again.
-        return _resuming(session, replace(parking, is_moved=True))
+        return resuming(session, replace(parking, is_moved=True))
     idling = idle.not_parked(_idling(session), now, is_refused=is_refused, is_unanswered=is_unanswered)
     return _with_slice(session, idling), (do.PassOn(),)
 
@@ -149,15 +149,25 @@ def _stays(session: Session, now: float, *, is_refused: bool = False, is_unanswe
 def parked(session: Session, event: on.Parked, now: float) -> Outcome:
     parking = replace(_parking(session), is_moved=event.is_moved, taken=event.lease.message)
     if parking.is_wanted:
-        resuming, effects = _resuming(session, parking)
-        return resuming, (do.ShowDevices(None), *effects)
-    return replace(session, state=State.PARKED, parking=parking), (do.ShowDevices(None),)
+        asks, effects = resuming(session, parking)
+        return asks, (do.ShowDevices(None), *effects)
+    return parked_from(session, parking, now), (do.ShowDevices(None),)
 
 
-def _resuming(session: Session, parking: idle.Parking) -> Outcome:
+def parked_from(session: Session, parking: idle.Parking, now: float) -> Session:
+    """Return the session of a kernel that is parked now, and may go to disk later."""
+    after = None if session.in_pod else session.hibernate_after
+    if after is not None:
+        after = 0.0 if parking.step.sleeps else after
+    at = None if after is None else now + after
+    return replace(session, state=State.PARKED, parking=parking, hibernates_at=at)
+
+
+def resuming(session: Session, parking: idle.Parking) -> Outcome:
+    """Ask for a parked kernel's slice again."""
     wanted = replace(parking, is_wanted=False)
-    resuming = replace(asking.without_work(session), state=State.RESUMING, parking=wanted, has_waited=True)
-    return replace(resuming, is_explained=True), (do.Resume(),)
+    asks = replace(asking.without_work(session), state=State.RESUMING, parking=wanted, has_waited=True)
+    return replace(asks, is_explained=True, hibernates_at=None), (do.Resume(),)
 
 
 def queued_to_resume(session: Session, event: on.Queued, now: float) -> Outcome:
@@ -183,12 +193,12 @@ def work_while_parked(session: Session, event: on.Event, now: float) -> Outcome:
     parking = _parking(session)
     if parking.leaves_queue:
         return replace(session, parking=replace(parking, is_wanted=True)), ()
-    return _resuming(session, parking)
+    return resuming(session, parking)
 
 
 def resume(session: Session, event: on.ResumeRequested, now: float) -> Outcome:
-    resuming, effects = work_while_parked(session, event, now)
-    return resuming, (do.Reply(texts.asks_again(session.size)), *effects)
+    asks, effects = work_while_parked(session, event, now)
+    return asks, (do.Reply(texts.asks_again(session.size)), *effects)
 
 
 def resume_meanwhile(session: Session, event: on.ResumeRequested, now: float) -> Outcome:
@@ -205,11 +215,11 @@ def give_up_resuming(session: Session, event: on.InterruptRequested, now: float)
 
 def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome:
     parking = replace(_parking(session), leaves_queue=False)
-    return _resuming(session, parking) if parking.is_wanted else (replace(session, parking=parking), ())
+    return resuming(session, parking) if parking.is_wanted else (parked_from(session, parking, now), ())
 
 
 def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
-    idling, told = idle.begun(event.lease, now, session.times)
+    idling, told = idle.begun(event.lease, now, session.times, session.hibernate_after)
     taken = _parking(session).taken
     tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken, *told) if text]
     running = _with_slice(asking.without_work(session), idling)

@@ -85,7 +85,7 @@ def launched(session: Session, event: on.Launched, now: float) -> Outcome:
 def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="")
     running = asking.without_work(running)
-    idling, told = idle.begun(event.lease, now, session.times)
+    idling, told = idle.begun(event.lease, now, session.times, session.hibernate_after)
     tells = [do.Tell(text) for text in (session.exit_message, *told) if text]
     return replace(running, idling=idling), (*tells, do.PassOn())
 
@@ -130,6 +130,12 @@ def stop_starting(session: Session, event: on.StopRequested, now: float) -> Outc
     return replace(session, is_stopped=True), (do.Drop(), do.KillKernel())
 
 
+def stop_sleeping(session: Session, event: on.StopRequested, now: float) -> Outcome:
+    """End what may be left of its process; what is on disk of it goes, too."""
+    down, effects = _down(session, now)
+    return down, (do.Drop(), do.KillKernel(), *effects)
+
+
 def stop_kernel(session: Session, event: on.StopRequested, now: float) -> Outcome:
     return session, (do.KillKernel(),)
 
@@ -145,7 +151,7 @@ def _down(session: Session, now: float) -> Outcome:
 
 def _bare(session: Session) -> Session:
     """Return the session without what is known of its kernel, and without what is asked of the pool."""
-    return replace(asking.without_work(session), idling=None, parking=None)
+    return replace(asking.without_work(session), idling=None, parking=None, hibernates_at=None)
 
 
 def _closes_at(session: Session, now: float) -> float:
@@ -224,6 +230,9 @@ def time_passed(session: Session, event: on.TimePassed, now: float) -> Outcome:
         return asking.ask_last_time(session)
     if session.retry is not None and now >= session.retry.at:
         return replace(session, retry=None), (session.retry.work,)
+    if session.state is State.PARKED and _is_due(session.hibernates_at, now):
+        going = replace(session, state=State.HIBERNATING, hibernates_at=None)
+        return going, (do.Answer(), do.Hibernate())
     if _is_due(session.tells_at, now):
         return asking.tell_away(session, now)
     idling = session.idling

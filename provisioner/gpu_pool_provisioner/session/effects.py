@@ -265,6 +265,16 @@ class Resume(Work):
 
 
 @dataclass(frozen=True, slots=True)
+class Hibernate(Work):
+    """Write the parked kernel to disk, and end its process. Comes to ``Hibernated`` or ``NotHibernated``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake(Work):
+    """Let the kernel that is on disk go on. Comes to ``Woken`` or ``NotWoken``."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResizeKernel(Work):
     """Change the size if the kernel is idle. Comes to ``Resized``."""
 

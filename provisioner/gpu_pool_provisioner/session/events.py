@@ -276,6 +276,32 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Hibernated(Event):
+    """It is whole on disk, and its process has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotHibernated(Event):
+    """It stays awake, as it was."""
+
+    #: Why, in sentences; empty where that is to be tried again.
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Woken(Event):
+    """It runs again, with all that it had."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotWoken(Event):
+    """It could not be woken, and is on disk as before."""
+
+    #: Why, and what can be done, in sentences.
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class SizeChange:
     """What came of asking for another size."""
 

@@ -96,6 +96,8 @@ class ExpiryStep:
     is_parked: bool = False
     #: Whether it is parked only because somebody waits: not where nobody does any more.
     yields: bool = False
+    #: Whether it is parked to go to disk at once, whoever waits.
+    sleeps: bool = False
     #: The value of the ``EndReason`` with which the pool has ended the lease already, if it has.
     ended_as: str | None = None
 

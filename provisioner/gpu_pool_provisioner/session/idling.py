@@ -56,6 +56,8 @@ class Idling:
     burst: tuple[int, ...] = ()
     #: When the pool asked last for what runs to be interrupted, as far as that was done.
     interrupted_at: float | None = None
+    #: For how many seconds it is idle before it is parked to go to disk; None for never.
+    sleeps_after: float | None = None
 
     @property
     def is_asked_back(self) -> bool:
@@ -111,35 +113,41 @@ class Parking:
         return self.taken or (texts.GIVEN_BACK if self.given_back else texts.PARKED)
 
 
-def begun(lease: Lease, now: float, times: SessionTimes = DEFAULT) -> tuple[Idling, list[str]]:
+def begun(
+    lease: Lease, now: float, times: SessionTimes = DEFAULT, sleeps_after: float | None = None
+) -> tuple[Idling, list[str]]:
     """Return what is known of a kernel that has just got the slice of a lease, and what its user is told.
 
     That is told before anything is passed on: a cell that waited for the slice may have ended before the
     first look, and nothing is printed below one that has.
     """
     terms, may_burst = lease.terms, bool(lease.limit_mib)
-    observe_at = now if terms.has_limits or may_burst else _first_observation(terms, now)
+    sleeps_after = None if terms.in_pod else sleeps_after
+    observe_at = now if terms.has_limits or may_burst else _first_observation(terms, sleeps_after, now)
     step = expiry_policy.warning_at_start(terms, now)
     told = [text for text in (lease.message, step.message) if text]
     warned = frozenset({step.warns_of}) if step.warns_of else frozenset[str]()
     idling = Idling(terms, now, observe_at, times, warned=warned, notice=lease.message, may_burst=may_burst)
     # What was asked for before is not meant for what it has not begun to run.
-    return replace(idling, interrupted_at=lease.interrupt_at), told
+    return replace(idling, interrupted_at=lease.interrupt_at, sleeps_after=sleeps_after), told
 
 
 def _burst(lease: Lease) -> tuple[int, ...]:
     return tuple(part.burst_mib for part in lease.slices) if lease.limit_mib else ()
 
 
-def _first_observation(terms: Terms, now: float) -> float | None:
-    """Return when it is seen first whether a kernel gives way that nothing else happens to."""
-    return None if terms.yield_after is None else now + gives_way_after(terms.yield_after)
+def _first_observation(terms: Terms, sleeps_after: float | None, now: float) -> float | None:
+    """Return when it is seen first whether a kernel gives way, or sleeps, that nothing else happens to."""
+    gives_way = None if terms.yield_after is None else gives_way_after(terms.yield_after)
+    after = min((each for each in (gives_way, sleeps_after) if each is not None), default=None)
+    return None if after is None else now + after
 
 
 def needs_observation(idling: Idling) -> bool:
     """Whether anything comes of the terms, or of what its user has asked for."""
     terms = idling.terms
-    return terms.has_limits or idling.may_burst or idling.gives_back or terms.yield_after is not None
+    is_limited = terms.has_limits or terms.yield_after is not None or idling.sleeps_after is not None
+    return is_limited or idling.may_burst or idling.gives_back
 
 
 def observed(
@@ -179,6 +187,9 @@ def needs_device(idling: Idling, lease: Lease, busy: bool, last_activity: float,
     at = expiry_policy.idle_at(lease.terms, seen)
     if at is not None and now >= at - lease.terms.warn_before:
         return True
+    sleeps_after = idling.sleeps_after
+    if sleeps_after is not None and not busy and now >= seen.idle_since + sleeps_after:
+        return True
     gives_way_at = expiry_policy.gives_way_at(lease.terms, seen)
     return gives_way_at is not None and now >= gives_way_at
 
@@ -203,7 +214,7 @@ def works_again(idling: Idling, now: float) -> Idling:
     It is looked at as soon as it may give way again; the last look found nothing to wait for.
     """
     observe_at = idling.observe_at  # None while it is looked at, which says when it is again
-    first = _first_observation(idling.terms, now)
+    first = _first_observation(idling.terms, idling.sleeps_after, now)
     if observe_at is not None and first is not None:
         observe_at = min(observe_at, first)
     return replace(idling, gives_way_since=None, is_followed=False, observe_at=observe_at)
@@ -226,6 +237,7 @@ def after_observation(idling: Idling, event: Observed, now: float) -> tuple[Idli
     step = expiry_policy.step(
         lease.terms, observed(idling, event.busy, event.last_activity, event.activity), now, idling.times
     )
+    step = _unless_it_sleeps(step, idling, event, now)
     if step.message == expiry_policy.ASKED_BACK:
         if lease.asked_back is None and not idling.may_end:
             # Its user gave it back only for as long as variables are kept.
@@ -237,6 +249,23 @@ def after_observation(idling: Idling, event: Observed, now: float) -> tuple[Idli
         tells = [*tells, step.message]
         idling = replace(idling, warned=idling.warned | {step.warns_of})
     return _later(idling, step.again_in, now), step, tells
+
+
+def _unless_it_sleeps(step: ExpiryStep, idling: Idling, event: Observed, now: float) -> ExpiryStep:
+    """Return what to do with a kernel that may go to disk: its slice is parked first."""
+    if idling.sleeps_after is None or event.busy or step.act not in (ExpiryAction.NOTHING, ExpiryAction.WARN):
+        return step
+    idle_at = max(idling.idle_since, event.last_activity) + idling.sleeps_after
+    at = max(idle_at, idling.kept_until, idling.postponed_until)
+    if now < at:
+        return replace(step, again_in=min(step.again_in, at - now))
+    if event.activity is not None and event.activity.initialised is False and not idling.kept:
+        return ExpiryStep(ExpiryAction.PARK, sleeps=True)
+    # What keeps state on its device, or may, has to stay awake.
+    if event.activity is None or "sleep" in idling.warned or step.act is not ExpiryAction.NOTHING:
+        return step
+    why = texts.stays_awake(texts.USES_GPU)
+    return ExpiryStep(ExpiryAction.WARN, why, step.again_in, warns_of="sleep")
 
 
 def _without_slice(idling: Idling, event: Observed, now: float) -> ExpiryStep:
@@ -269,7 +298,7 @@ def _later(idling: Idling, seconds: float, now: float) -> Idling:
 def kept_for(idling: Idling, wanted: int, now: float) -> tuple[Idling, str]:
     """Count the kernel as in use for so many seconds at most; return what its user reads, too."""
     idling = replace(idling, gives_back=False, observe_at=now)
-    if not idling.terms.can_be_kept:
+    if not idling.terms.can_be_kept and idling.sleeps_after is None:
         return idling, texts.NO_IDLE_LIMIT
     seconds, answer = expiry_policy.keep(idling.terms, wanted, now)
     return replace(idling, kept_until=now + seconds), answer

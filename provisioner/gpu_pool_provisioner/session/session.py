@@ -42,6 +42,12 @@ class State(enum.Enum):
     """The slice is lent to others; the kernel keeps its variables, and what is submitted is held."""
     RESUMING = "resuming"
     """It is parked, and its slice is asked for again."""
+    HIBERNATING = "hibernating"
+    """It is parked, and is being written to disk; what is submitted is held, and it is answered for."""
+    HIBERNATED = "hibernated"
+    """It is on disk, and has no process; what is submitted wakes it."""
+    WAKING = "waking"
+    """It comes back from disk; what is submitted is held."""
     RESTARTING = "restarting"
     """Its process has ended, and its manager is about to start it again; it keeps its slice."""
     WITHOUT_SLICE = "without_slice"
@@ -69,8 +75,13 @@ _BEFORE_KERNEL: Final = frozenset(
     )
 )
 _WITH_KERNEL: Final = frozenset(
-    (State.RUNNING, State.ASKED_BACK, State.RESIZING, State.PARKING, State.PARKED, State.RESUMING)
+    (
+        *(State.RUNNING, State.ASKED_BACK, State.RESIZING, State.PARKING, State.PARKED, State.RESUMING),
+        *(State.HIBERNATING, State.HIBERNATED, State.WAKING),
+    )
 )
+#: Where it has no process, or none that could be signalled.
+_ASLEEP: Final = (State.HIBERNATING, State.HIBERNATED, State.WAKING)
 
 
 #: Seconds by which the pool's deadline is later than ours, which ends the kernel before its lease;
@@ -132,6 +143,8 @@ class Session:
     outage_timeout: float = 0.0
     state: State = State.DOWN
     times: SessionTimes = DEFAULT
+    #: For how many seconds it is idle before it is parked, whoever waits, and goes to disk; None for never.
+    hibernate_after: float | None = None
 
     # -- The lease
     #: The lease that it keeps over restarts, also once it has ended: a kernel that has lost its slice must
@@ -199,6 +212,8 @@ class Session:
     idling: idle.Idling | None = None
     #: How it is parked, or about to be; None while it has its slice.
     parking: idle.Parking | None = None
+    #: When it goes to disk if it is still parked then; None for never.
+    hibernates_at: float | None = None
 
     @property
     def size(self) -> str:
@@ -218,6 +233,8 @@ class Session:
             due.append(self.retry.at)
         if self.state is State.QUEUED:
             due.append(self.gives_up_at)
+        if self.state is State.PARKED:
+            due.append(self.hibernates_at)
         if self.state in OBSERVED_IN and self.idling is not None:
             due.append(self.idling.observe_at)
         return min((each for each in due if each is not None), default=None)
@@ -236,7 +253,7 @@ class Session:
     def stands_in(self) -> bool:
         """Whether the proxy is all there is of the kernel: it lives, and has no process."""
         in_its_place = (self.is_prepared and self.state.is_before_kernel) or self.state is State.ENDING
-        return in_its_place or (self.in_pod and self.state.has_kernel)
+        return in_its_place or self.state in _ASLEEP or (self.in_pod and self.state.has_kernel)
 
     @property
     def is_over(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import _keeping as keeping
 from gpu_pool_provisioner.session import _life as life
+from gpu_pool_provisioner.session import _sleeping as sleeping
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session.session import ImpossibleEventError, Outcome, Session, State
@@ -114,6 +115,17 @@ def _followed(state: State) -> _Column:
     }
 
 
+def _sleeping(state: State) -> _Column:
+    """Return what may happen to a kernel that is on disk, or on its way there or back."""
+    return {
+        **_kernel(state),
+        on.StopRequested: Rule(life.stop_sleeping, (_S.DOWN, _S.RESTARTING)),
+        on.InterruptRequested: Rule(sleeping.give_up, (state,)),
+        on.WorkSubmitted: Rule(sleeping.work, (state,)),
+        on.ResumeRequested: Rule(sleeping.resume, (state,)),
+    }
+
+
 _KEEPS_SLICE: Final[_Column] = {
     on.Observed: Rule(keeping.observed, (*_WITH_SLICE, _S.PARKING, _S.ENDING)),
     on.GiveBackRequested: Rule(keeping.give_back, (_S.ASKED_BACK,)),
@@ -206,11 +218,27 @@ TABLE: Final[Mapping[State, _Column]] = {
     },
     _S.PARKED: {
         **_kernel(_S.PARKED),
+        on.TimePassed: Rule(life.time_passed, (_S.PARKED, _S.ENDING, _S.HIBERNATING)),
         on.WorkSubmitted: Rule(keeping.work_while_parked, (_S.PARKED, _S.RESUMING)),
         on.ResumeRequested: Rule(keeping.resume, (_S.PARKED, _S.RESUMING)),
         on.ParkedAgain: Rule(keeping.parked_again, (_S.PARKED, _S.RESUMING)),
         on.PoolAway: Rule(keeping.away_while_parked, (_S.PARKED,)),
         on.Resumed: Rule(keeping.resumed, (_S.RUNNING,)),
+    },
+    _S.HIBERNATING: {
+        **_sleeping(_S.HIBERNATING),
+        on.Hibernated: Rule(sleeping.hibernated, (_S.HIBERNATED, _S.WAKING)),
+        on.NotHibernated: Rule(sleeping.not_hibernated, (_S.PARKED, _S.RESUMING)),
+    },
+    _S.HIBERNATED: {
+        **_sleeping(_S.HIBERNATED),
+        on.WorkSubmitted: Rule(sleeping.work_hibernated, (_S.WAKING,)),
+        on.ResumeRequested: Rule(sleeping.resume_hibernated, (_S.WAKING,)),
+    },
+    _S.WAKING: {
+        **_sleeping(_S.WAKING),
+        on.Woken: Rule(sleeping.woken, (_S.PARKED, _S.RESUMING)),
+        on.NotWoken: Rule(sleeping.not_woken, (_S.HIBERNATED,)),
     },
     _S.RESUMING: {
         **_kernel(_S.RESUMING),

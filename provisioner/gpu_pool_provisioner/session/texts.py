@@ -85,6 +85,45 @@ GIVEN_BACK: Final = "You gave this kernel's GPU slice back; its variables are ke
 PARKED: Final = "This kernel was idle, and its GPU slice was lent to others; its variables are kept."
 
 
+ASLEEP: Final = (
+    "This kernel was idle and sleeps on disk, with all its variables. The next cell wakes it and takes a "
+    "slice again."
+)
+
+
+def waking(size: str) -> str:
+    """Say what a cell waits for whose kernel sleeps."""
+    asks = f"asks for {slice_of(size)} again"
+    return f"This kernel comes back from disk, with its variables, and {asks}. {_WAY_OUT}"
+
+
+def wakes(size: str) -> str:
+    """Say that a kernel that sleeps is woken."""
+    return f"This kernel is woken, and asks for {slice_of(size)} again."
+
+
+#: Why a kernel stays awake that has used CUDA.
+USES_GPU: Final = "it has used the GPU, and what it keeps there cannot go to disk."
+
+
+def stays_awake(why: str) -> str:
+    """Say why a kernel that was to go to disk did not; ``why`` is a sentence."""
+    return f"This kernel was idle and was to sleep on disk, but stayed awake: {why}"
+
+
+def ended_before_sleep(why: str) -> str:
+    """Say that a kernel ended while it was put to sleep; ``why`` it could not sleep, in a sentence."""
+    return f"The kernel ended while it was being written to disk: {why}"
+
+
+def not_woken(why: str) -> str:
+    """Say why a kernel sleeps on; ``why`` is a sentence."""
+    return (
+        f"This kernel sleeps on disk and could not be woken: {why} Nothing of it is lost: run the cell again "
+        "once that is as it was. Restart the kernel to start afresh; its variables are gone then."
+    )
+
+
 def asks_again(size: str) -> str:
     """Say that a parked kernel's slice was asked for."""
     return f"This kernel asks for {slice_of(size)} again, and has it as soon as it is free."

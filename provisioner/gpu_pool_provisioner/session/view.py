@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool_client import Activity, EndReason, Lease, Outlook, SliceRequest
-from gpu_pool_provisioner.session import idling
+from gpu_pool_provisioner.session import idling, texts
 from gpu_pool_provisioner.session.idling import IdleState
 from gpu_pool_provisioner.session.session import Session, SliceEnd, State
 
@@ -28,6 +28,8 @@ class SlicePhase(str, enum.Enum):
     """The slice is held, and the kernel runs."""
     PARKED = "parked"
     """The slice is lent to others; the kernel keeps its variables."""
+    ASLEEP = "asleep"
+    """As parked, and the kernel is on disk."""
     RESUMING = "resuming"
     """It is parked, and something was submitted: its slice is asked for again."""
     NONE = "none"
@@ -90,6 +92,9 @@ _PHASES: Final = {
     State.PARKING: SlicePhase.HELD,
     State.PARKED: SlicePhase.PARKED,
     State.RESUMING: SlicePhase.RESUMING,
+    State.HIBERNATING: SlicePhase.PARKED,
+    State.HIBERNATED: SlicePhase.ASLEEP,
+    State.WAKING: SlicePhase.RESUMING,
     State.RESTARTING: SlicePhase.STARTING,
     State.WITHOUT_SLICE: SlicePhase.NONE,
     State.ENDING: SlicePhase.NONE,
@@ -140,6 +145,8 @@ def _message(session: Session, phase: SlicePhase, shown: str) -> str:
     if phase is SlicePhase.NONE:
         return session.end.message if session.end is not None else ""
     gives_way = session.lease is not None and session.lease.asked_back is EndReason.YIELDED
+    if phase is SlicePhase.ASLEEP:
+        return texts.ASLEEP
     if phase is SlicePhase.PARKED and session.parking is not None:
         return GAVE_WAY if gives_way and not session.parking.given_back else session.parking.why
     if phase is SlicePhase.HELD and session.lease is not None:

@@ -7,22 +7,23 @@ import random
 import pytest
 
 from gpu_pool_provisioner.session import State
-from support.session_world import STARTED, Arrow, World, arrows
+from support.session_world import STARTED, Arrow, World, a_session, a_sleeper, arrows
 
 
 def walk(seed: int, steps: int) -> World:
     """Walk so many steps; once a session has ended, a few more, and with the next one from the beginning.
 
-    Every second one's kernel runs at once: few come that far by chance.
+    Every second one's kernel runs at once: few come that far by chance. About as many may sleep on disk.
     """
     chance, seen = random.Random(seed), set[Arrow]()
-    world = World(chance, seen=seen)
+    begin = (a_session(), a_sleeper())
+    world = World(chance, session=chance.choice(begin), seen=seen)
     worlds, after_its_end = 1, 0
     for _ in range(steps):
         world.walk()
         after_its_end += world.session.state is State.ENDED
         if after_its_end > 3:
-            world, after_its_end = World(chance, seen=seen), 0
+            world, after_its_end = World(chance, session=chance.choice(begin), seen=seen), 0
             worlds += 1
             for event in STARTED if worlds % 2 == 0 else ():
                 world.happen(event)

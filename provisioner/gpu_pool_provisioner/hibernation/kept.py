@@ -1,0 +1,296 @@
+"""A kernel on this machine that may sleep on disk: its launch, its way there, and its way back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from gpu_pool_client import Process
+from gpu_pool_client._log import get_logger
+from gpu_pool_client._requests import memory_in_words
+from gpu_pool_provisioner.folders import HeldFolder
+from gpu_pool_provisioner.hibernation import images
+from gpu_pool_provisioner.launchers.base import CannotWakeError, StaysAwakeError
+from gpu_pool_provisioner.launchers.process import ContinuedProcess
+
+#: The oldest CRIU with which this was seen to work on today's kernels.
+OLDEST: Final = (4, 1)
+_CAP_SYS_ADMIN: Final = 21
+_KEEPER: Final = Path(__file__).with_name("keeper.py")
+#: What dump and restore are both told: deleted files that are open go into the image, up to this size.
+_BOTH: Final = ("--file-locks", "--link-remap")
+_GHOST_BYTES: Final = 64 << 20
+_MIB: Final = 1 << 20
+#: Seconds in which a kernel has heard that its connections are closed.
+_CLOSED_WITHIN: Final = 5.0
+_LOOK_EVERY: Final = 0.01
+#: The state of a connected socket in /proc/net/unix.
+_CONNECTED: Final = b"03"
+
+
+def why_not(criu: str) -> str:
+    """Return why no kernel of this process can sleep on disk, in a sentence; empty where one can. Blocks."""
+    if not sys.platform.startswith("linux"):
+        return "only Linux can."
+    if os.geteuid() != 0 or not _may_administer():
+        return (
+            "it takes a server that runs as root with CAP_SYS_ADMIN: whoever else could write a kernel's "
+            "image could become root by it."
+        )
+    path = shutil.which(criu)
+    if path is None:
+        return f"there is no {criu}: install CRIU {OLDEST[0]}.{OLDEST[1]} or newer, or say where it is."
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+        checked = subprocess.run([path, "check"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} does not run ({error})."
+    found = re.search(r"Version: (\d+)\.(\d+)", said.stdout)
+    if found is None or tuple(map(int, found.groups())) < OLDEST:
+        has = f"is {found.group(1)}.{found.group(2)}" if found else "does not say its version"
+        return f"{path} {has}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed."
+    if checked.returncode:
+        return f"{path} check says that this machine cannot: {_first_error(checked.stderr)}"
+    return ""
+
+
+def _may_administer() -> bool:
+    status = Path("/proc/self/status").read_bytes()
+    found = re.search(rb"CapEff:\s*([0-9a-f]+)", status)
+    return found is not None and bool(int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1)
+
+
+def _first_error(log: str) -> str:
+    """Return the first error in what CRIU says, as a sentence has it."""
+    errors = [line.partition("): ")[2] or line for line in log.splitlines() if "Error" in line]
+    # It says of each process of root in a container that its limits cannot be raised, and goes on.
+    told = [each for each in errors if "RLIMIT" not in each]
+    return f"{told[0].strip().rstrip('.')[:300]}." if told else "it does not say why."
+
+
+class KeptKernel:
+    """One kernel that may sleep, and each process that it has had: jupyter_client's view of it as well."""
+
+    def __init__(self, criu: str, parent: str) -> None:
+        """Launch nothing yet. Images go into a folder of their own in ``parent``."""
+        self._criu = shutil.which(criu) or criu
+        self._parent = parent
+        self._folder: HeldFolder | None = None
+        self._process = ContinuedProcess(Process.current())
+        self._pipe = 0
+        self._is_over = False
+        #: Closes what keeps the kernel alive: its keeper ends it then.
+        self._let_go: Callable[[], object] = _nothing
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
+
+    # -- As jupyter_client knows a process -------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """Of the process that it has, or had last."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return None while it has a process."""
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its status once its process has ended. Raises ``subprocess.TimeoutExpired``."""
+        return self._process.wait(timeout)
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to its process and what that has started, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signum)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    # -- Its launch, its way to disk and back ----------------------------------
+
+    async def launch(self, command: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> int:
+        """Launch it, and return its pid. Raises ``OSError``."""
+        # Its parent is its keeper, which ends it: it must not look for another one.
+        known = {name: value for name, value in environment.items() if name != "JPY_PARENT_PID"}
+        return await asyncio.to_thread(self._keep, ["launch", *command], known, cwd)
+
+    def _keep(self, arguments: Sequence[str], env: Mapping[str, str] | None, cwd: str | None) -> int:
+        held, ours = os.pipe()
+        said, says = os.pipe()
+        let_go = weakref.finalize(self, os.close, ours)
+        try:
+            argv = [sys.executable, "-I", "-S", str(_KEEPER), *arguments]
+            keeper = subprocess.Popen(argv, stdin=held, stdout=says, env=env, cwd=cwd, start_new_session=True)
+        except BaseException:
+            let_go()
+            os.close(said)
+            raise
+        finally:
+            os.close(held)
+            os.close(says)
+        # It ends with the kernel; nobody else would wait for that.
+        threading.Thread(target=keeper.wait, name="kept kernel", daemon=True).start()
+        with open(said, "rb") as file:
+            line = file.readline()
+        try:
+            told = json.loads(line)
+        except ValueError:
+            told = {"errno": 0, "error": "its keeper ended"}
+        if "pid" not in told:
+            let_go()
+            raise OSError(told["errno"], told["error"])
+        process = Process.of(told["pid"])
+        if process is None:
+            let_go()
+            raise OSError(0, "it ended at once")
+        if self._is_over:  # it was ended while it came back
+            let_go()
+            raise OSError(0, "it was ended")
+        self._let_go, self._pipe = let_go, told["pipe"]
+        self._process = ContinuedProcess(process)
+        return process.pid
+
+    async def closed(self, prefix: str) -> None:
+        """Return once nobody is connected to the kernel's sockets, whose paths begin so, or after a while."""
+        give_up_at = time.monotonic() + _CLOSED_WITHIN
+        while _is_connected(os.fsencode(prefix)) and time.monotonic() < give_up_at:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def sleep(self) -> None:
+        """Write it to disk and end its process. Raises ``StaysAwakeError``, and it runs as before.
+
+        Given up, it leaves no image, and a process that may be stopped.
+        """
+        try:
+            folder = await asyncio.to_thread(self._prepared)
+            log = await self._dumped(folder)
+            if log is not None:
+                get_logger().info("CRIU did not write a kernel to disk: %s", log)
+                raise StaysAwakeError(f"CRIU says: {log}")  # noqa: TRY301 - as where the disk is full
+            await asyncio.to_thread(images.finish, folder, self.pid, self._pipe)
+            image = self._image
+            folder.rename(image)
+            await asyncio.to_thread(images.sync_folder, image.parent)
+        except BaseException as error:
+            self.remove_image()
+            if isinstance(error, OSError):
+                raise StaysAwakeError(f"it could not be written ({error.strerror or error}).") from error
+            raise
+        finally:
+            if not self._image_is_whole:
+                self._go_on()
+        self.kill()
+        await asyncio.to_thread(self.wait)
+
+    def _prepared(self) -> Path:
+        """Return the folder into which CRIU writes. Raises ``OSError`` and ``StaysAwakeError``."""
+        Path(self._parent).mkdir(0o700, parents=True, exist_ok=True)
+        needs, free = images.needs_bytes(self.pid), images.free_bytes(self._parent)
+        if needs > free:
+            raise StaysAwakeError(
+                f"it has {memory_in_words(needs // _MIB)} of memory, and the disk has "
+                f"{memory_in_words(free // _MIB)} left."
+            )
+        self._folder = self._folder or HeldFolder(self._parent, "asleep-")
+        folder = Path(self._folder.path) / "image.new"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(0o700)
+        return folder
+
+    async def _dumped(self, folder: Path) -> str | None:
+        """Let CRIU write the kernel, and leave it stopped; return what is wrong, if anything."""
+        argv = [self._criu, "dump", "-t", str(self.pid), "-D", str(folder), "-o", "dump.log"]
+        argv += ["--leave-stopped", "--ghost-limit", str(_GHOST_BYTES), *_BOTH]
+        criu = await asyncio.create_subprocess_exec(
+            *argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            status = await criu.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                criu.kill()
+            raise
+        if status == 0:
+            return None
+        log = folder / "dump.log"
+        return _first_error(log.read_text(errors="replace")) if log.exists() else f"it ended with {status}."
+
+    def _go_on(self) -> None:
+        """Let a kernel go on that CRIU has left stopped."""
+        for pid in images.pids_with(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    @property
+    def _image(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.path) / "image"
+
+    @property
+    def _image_is_whole(self) -> bool:
+        return self._folder is not None and self._image.is_dir()
+
+    async def wake(self) -> int:
+        """Let it go on from disk; return its pid. Its image stays until :meth:`remove_image`.
+
+        Raises ``CannotWakeError``: then it sleeps on.
+        """
+        image = self._image
+        header = await asyncio.to_thread(images.checked, image)
+        pid_file = image / "pid"
+        pid_file.unlink(missing_ok=True)
+        argv = [self._criu, "restore", "-D", str(image), "-o", "restore.log", "-d"]
+        argv += ["--pidfile", str(pid_file), *_BOTH]
+        try:
+            arguments = ["restore", str(header.output_pipe), *argv]
+            return await asyncio.to_thread(self._keep, arguments, None, None)
+        except OSError as error:
+            log = image / "restore.log"
+            why = _first_error(log.read_text(errors="replace")) if log.exists() else f"{error}."
+            get_logger().error("CRIU did not restore a kernel: %s", why)
+            raise CannotWakeError(f"CRIU says: {why}") from error
+
+    def end(self) -> None:
+        """End the process that it has, or is about to have."""
+        self._is_over = True
+        self.kill()
+        self._let_go()
+
+    def remove_image(self) -> None:
+        """Remove what is on disk of it. May be repeated."""
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+
+def _nothing() -> None:
+    """Let go of a kernel that was never launched."""
+
+
+def _is_connected(prefix: bytes) -> bool:
+    for line in Path("/proc/net/unix").read_bytes().split(b"\n"):
+        words = line.split(b" ", 7)
+        if len(words) == 8 and words[5] == _CONNECTED and words[7].strip().startswith(prefix):
+            return True
+    return False

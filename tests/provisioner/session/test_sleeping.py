@@ -1,0 +1,136 @@
+"""Sessions whose kernel sleeps on disk: when it goes there, and what its user reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_pool_client import Activity, Lease, LeaseState, Terms
+from gpu_pool_provisioner.session import Session, State, effects, events, step, texts
+from gpu_pool_provisioner.session.view import SlicePhase, view
+from support.session_world import STARTED, a_sleeper, after, lease
+
+HELD = lease(LeaseState.HELD)
+
+
+def looked_at(session: Session, activity: Activity | None, now: float, *, busy: bool = False) -> Session:
+    return after(session, events.TimePassed(), events.Observed(HELD, busy, 0.0, activity), now=now)
+
+
+def parked_to_sleep() -> Session:
+    session = looked_at(after(a_sleeper(), *STARTED), Activity(initialised=False), 20.0)
+    return after(session, events.FoundIdle(), events.Parked(lease(LeaseState.PARKED), False), now=20.0)
+
+
+def hibernated() -> Session:
+    return after(parked_to_sleep(), events.TimePassed(), events.Hibernated(), now=20.0)
+
+
+def test_a_kernel_is_looked_at_when_it_has_been_idle_for_as_long_as_it_may() -> None:
+    session = after(a_sleeper(), *STARTED)
+    assert session.wakes_at == 20.0
+
+
+def test_its_slice_is_parked_first_and_then_it_goes_to_disk_at_once() -> None:
+    session = parked_to_sleep()
+    assert session.state is State.PARKED
+    assert session.wakes_at == 20.0
+    session, due = step(session, events.TimePassed(), 20.0)
+    assert session.state is State.HIBERNATING
+    assert due == (effects.Answer(), effects.Hibernate())
+
+
+def test_one_that_gave_way_goes_to_disk_as_long_after_that() -> None:
+    session = after(a_sleeper(), *STARTED)
+    parked = lease(LeaseState.PARKED)
+    session = after(
+        session,
+        events.Observed(parked, False, 0.0),
+        events.FoundIdle(),
+        events.Parked(parked, False),
+        now=5.0,
+    )
+    assert (session.state, session.wakes_at) == (State.PARKED, 25.0)
+
+
+@pytest.mark.parametrize("initialised", [True, None])
+def test_one_that_may_keep_something_on_its_gpu_stays_awake_and_is_told_once(
+    initialised: bool | None,
+) -> None:
+    session = after(after(a_sleeper(), *STARTED), events.TimePassed(), now=20.0)
+    seen = events.Observed(HELD, False, 0.0, Activity(initialised=initialised))
+    session, due = step(session, seen, 20.0)
+    assert session.state is State.RUNNING
+    assert due == (effects.Tell(texts.stays_awake(texts.USES_GPU)),)
+    _, due = step(session, seen, 50.0)
+    assert due == ()
+
+
+def test_one_that_works_stays_awake() -> None:
+    session = looked_at(after(a_sleeper(), *STARTED), Activity(initialised=False), 20.0, busy=True)
+    assert session.state is State.RUNNING
+
+
+def test_one_that_its_user_keeps_stays_awake_until_then() -> None:
+    session = after(a_sleeper(), *STARTED)
+    session = after(session, events.Observed(lease_with_yield(), False, 0.0, None), events.KeepRequested(60))
+    kept = step(session, events.Observed(lease_with_yield(), False, 0.0, Activity(initialised=False)), 30.0)[
+        0
+    ]
+    assert kept.state is State.RUNNING
+
+
+def lease_with_yield() -> Lease:
+    return replace(HELD, terms=Terms(yield_after=1000.0))
+
+
+def test_in_a_pod_it_never_goes_to_disk() -> None:
+    in_pod = replace(HELD, terms=Terms(in_pod=True))
+    session = after(a_sleeper(), *STARTED[:-1], events.Ready(in_pod))
+    assert session.wakes_at is None
+
+
+def test_a_cell_wakes_it_and_then_waits_for_its_slice() -> None:
+    session, due = step(hibernated(), events.WorkSubmitted(), 30.0)
+    assert session.state is State.WAKING
+    assert effects.Wake() in due
+    session, due = step(session, events.Woken(), 31.0)
+    assert session.state is State.RESUMING
+    assert due == (effects.HoldWork(), effects.Resume())
+
+
+def test_a_cell_that_comes_on_its_way_to_disk_is_not_forgotten() -> None:
+    session = after(parked_to_sleep(), events.TimePassed(), events.WorkSubmitted(), now=20.0)
+    assert after(session, events.Hibernated()).state is State.WAKING
+    assert after(session, events.NotHibernated("It works.")).state is State.RESUMING
+
+
+def test_one_that_could_not_be_woken_sleeps_on_and_its_cell_says_why() -> None:
+    session, due = step(
+        after(hibernated(), events.WorkSubmitted()), events.NotWoken("A file has gone."), 30.0
+    )
+    assert session.state is State.HIBERNATED
+    assert due[0] == effects.Refuse(texts.not_run("A file has gone."))
+    assert after(session, events.WorkSubmitted()).state is State.WAKING
+
+
+def test_one_that_did_not_go_to_disk_says_why_below_the_next_cell_and_is_not_tried_again() -> None:
+    session = after(parked_to_sleep(), events.TimePassed(), now=20.0)
+    session, due = step(session, events.NotHibernated("It has a connection."), 21.0)
+    assert (session.state, session.wakes_at) == (State.PARKED, None)
+    assert due == (effects.HoldWork(), effects.Tell("It has a connection."))
+
+
+def test_one_that_was_at_work_is_tried_again_later() -> None:
+    session = after(parked_to_sleep(), events.TimePassed(), events.NotHibernated(), now=20.0)
+    assert (session.state, session.wakes_at) == (State.PARKED, 50.0)
+
+
+def test_it_lives_while_it_has_no_process() -> None:
+    assert hibernated().stands_in
+
+
+def test_pages_show_that_it_is_asleep() -> None:
+    seen = view(hibernated(), (False, 0.0), "", 30.0, is_told=False)
+    assert (seen.phase, seen.message) == (SlicePhase.ASLEEP, texts.ASLEEP)

@@ -1,0 +1,300 @@
+"""Kernels that sleep on disk, by a real CRIU: what they had is there when they wake, or they never slept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+
+from gpu_pool_client import LeaseState
+from gpu_pool_provisioner.hibernation.kept import why_not
+from gpu_pool_provisioner.session import State, events
+from support.frontend import Frontend, frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually, is_running, kill
+
+CRIU = os.environ.get("CRIU", "criu")
+_WHY = why_not(CRIU)
+pytestmark = [
+    pytest.mark.hibernation,
+    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
+]
+
+
+#: Starts a kernel, says its process, and ends as with kill -9.
+STARTER = """
+import asyncio, os, signal, sys
+from jupyter_client.manager import AsyncKernelManager
+
+async def main():
+    km = AsyncKernelManager(kernel_name=sys.argv[1])
+    await km.start_kernel()
+    print(km.provisioner.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def state(km: AsyncKernelManager) -> State:
+    found: State = km.provisioner.session.state
+    return found
+
+
+async def asleep(km: AsyncKernelManager) -> None:
+    async def is_asleep() -> bool:
+        return state(km) is State.HIBERNATED
+
+    await eventually(is_asleep)
+
+
+def images(env: JupyterEnv) -> list[Path]:
+    return list((env.folder / "asleep").glob("*/image"))
+
+
+@asynccontextmanager
+async def sleeper(
+    env: JupyterEnv, manager: Managers, after: float = 0.5, **config: Any
+) -> AsyncIterator[tuple[AsyncKernelManager, Frontend]]:
+    """Start a kernel that may sleep, with a page that shows it."""
+    folder = str(env.folder / "asleep")
+    km = manager(
+        env.install("sleeper", "50%", hibernate_after=after, criu=CRIU, hibernation_folder=folder, **config)
+    )
+    await km.start_kernel()
+    async with frontend(km) as page:
+        yield km, page
+
+
+async def printed(page: Frontend, code: str) -> str:
+    return "".join((await page.run(code).done()).outputs)
+
+
+async def test_an_idle_kernel_sleeps_without_process_or_slice_and_the_next_cell_wakes_it(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    read = tmp_path / "read"
+    read.write_text("one\ntwo\n")
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(
+            page,
+            f"""
+import subprocess, threading, time, os
+kept, count = list(range(1000)), 0
+def counts():
+    global count
+    while True:
+        count += 1
+        time.sleep(0.01)
+threading.Thread(target=counts, daemon=True).start()
+child = subprocess.Popen(['sleep', '600'])
+file = open({str(read)!r}); file.readline()
+""",
+        )
+        pid = km.provisioner.process.pid
+        await asleep(km)
+        assert not is_running(pid)
+        assert (await jupyter_env.only_lease()).state is LeaseState.PARKED
+        assert await km.is_alive()
+        (image,) = images(jupyter_env)
+        assert image.parent.stat().st_mode & 0o777 == 0o700
+        told = await printed(page, "print(sum(kept), count > 0, child.poll(), file.readline())")
+        assert told == "499500 True None two\n\n"
+        assert not images(jupyter_env)
+        assert (await jupyter_env.only_lease()).state is LeaseState.HELD
+        # It goes on: its thread runs, and it sleeps and wakes again.
+        await printed(page, "before = count")
+        await asleep(km)
+        assert await printed(page, "print(count > before, len(In) > 1)") == "True True\n"
+    await km.shutdown_kernel(now=True)
+    await eventually(jupyter_env.is_empty)
+
+
+async def test_what_others_write_to_the_history_meanwhile_does_not_keep_it_asleep(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(page, "kept = 1")
+        await asleep(km)
+        other = manager(jupyter_env.install("other", "40%"))
+        await other.start_kernel()
+        async with frontend(other) as its:
+            await printed(its, f"long = {'x' * 300_000!r}")
+            await printed(its, "get_ipython().history_manager.writeout_cache()")
+        assert await printed(page, "print(kept)") == "1\n"
+        assert await printed(page, "get_ipython().history_manager.writeout_cache(); print(2)") == "2\n"
+
+
+async def test_a_kernel_that_waits_for_input_stays_awake(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sleeper(jupyter_env, manager, after=0.2) as (km, page):
+        waits: list[str] = []
+        monkeypatch.setattr(page.client, "input", waits.append)
+        driver, looked = km.provisioner.driver, 0
+        post = driver.post
+
+        def counted(event: events.Event) -> None:
+            nonlocal looked
+            looked += isinstance(event, events.Observed)
+            post(event)
+
+        cell = page.run("print(input('Who? '))")
+
+        async def asks() -> bool:
+            return bool(waits)
+
+        await eventually(asks)
+        monkeypatch.setattr(driver, "post", counted)
+
+        async def was_looked_at() -> bool:
+            return looked > 2
+
+        await eventually(was_looked_at)
+        assert state(km) is State.RUNNING
+        monkeypatch.undo()
+        page.client.input("ada")
+        assert (await cell.done()).outputs == ["ada\n"]
+
+
+async def test_a_changed_file_is_told_and_nothing_is_lost(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\n")
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(page, f"kept = 1; file = open({str(log)!r})")
+        await asleep(km)
+        log.write_text("one\ntwo\n")
+        cell = await page.run("print(kept)").done()
+        assert cell.status == "error"
+        assert state(km) is State.HIBERNATED
+        said = "".join(cell.outputs)
+        assert f"the file {log} changed" in said
+        assert "Nothing of it is lost" in said
+        log.write_text("one\n")
+        assert await printed(page, "print(kept)") == "1\n"
+
+
+async def test_a_damaged_image_is_not_restored(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(page, "kept = 1")
+        await asleep(km)
+        (image,) = images(jupyter_env)
+        part = max(image.glob("pages-*.img"), key=lambda each: each.stat().st_size)
+        whole = part.read_bytes()
+        part.write_bytes(whole[:-1])
+        cell = await page.run("print(kept)").done()
+        assert "what is on disk is damaged" in "".join(cell.outputs)
+        part.write_bytes(whole)
+        assert await printed(page, "print(kept)") == "1\n"
+
+
+async def test_a_restart_begins_afresh_and_removes_what_was_on_disk(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(page, "kept = 1")
+        await asleep(km)
+        await km.restart_kernel(now=True)
+        assert await printed(page, "print('kept' in globals())") == "False\n"
+        assert not images(jupyter_env)
+        await asleep(km)
+    await km.shutdown_kernel()
+    assert not list((jupyter_env.folder / "asleep").iterdir())
+    await eventually(jupyter_env.is_empty)
+
+
+async def test_a_kernel_with_an_open_connection_stays_awake_and_says_why(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(page, f"import socket; there = socket.create_connection(('127.0.0.1', {port}))")
+
+        async def has_tried() -> bool:
+            return state(km) is State.PARKED and km.provisioner.session.hibernates_at is None
+
+        await eventually(has_tried)
+        told = await printed(page, "print(there.getpeername()[1])")
+        assert f"{port}\n" in told
+        assert "stayed awake: CRIU says:" in told
+        assert not images(jupyter_env)
+    listening.close()
+
+
+async def test_a_kernel_that_may_sleep_ends_with_its_server(jupyter_env: JupyterEnv) -> None:
+    folder = str(jupyter_env.folder / "asleep")
+    kernel = jupyter_env.install("two", hibernate_after=60, criu=CRIU, hibernation_folder=folder)
+    starter = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STARTER, kernel), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await starter.communicate()
+
+    async def is_gone() -> bool:
+        return not is_running(int(output))
+
+    await eventually(is_gone)
+    await eventually(jupyter_env.is_empty)
+
+
+@pytest.mark.parametrize("who", ["criu", "keeper"])
+async def test_whatever_is_killed_leaves_the_running_kernel_or_a_whole_image(
+    jupyter_env: JupyterEnv, manager: Managers, who: str, tmp_path: Path
+) -> None:
+    """The first dump ends as one does that was killed; later ones are CRIU's own."""
+    killed = tmp_path / "criu"
+    first = tmp_path / "first"
+    killed.write_text(
+        f"#!/bin/sh\nif [ $1 = dump ] && [ ! -e {first} ]; then touch {first}; "
+        f'{CRIU} "$@" & sleep 0.05; kill -9 $!; exit 137; fi\nexec {CRIU} "$@"\n'
+    )
+    killed.chmod(0o755)
+    folder = str(jupyter_env.folder / "asleep")
+    km = manager(
+        jupyter_env.install("killed", "1", hibernate_after=0.5, criu=str(killed), hibernation_folder=folder)
+    )
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await printed(page, "kept = bytearray(300_000_000)")
+        if who == "keeper":
+            first.touch()
+            keeper = psutil.Process(km.provisioner.process.pid).ppid()
+            kill(keeper)
+        else:
+
+            async def has_tried() -> bool:
+                return state(km) is State.PARKED and km.provisioner.session.hibernates_at is None
+
+            await eventually(has_tried)
+            assert "stayed awake" in await printed(page, "print(len(kept))")
+        await asleep(km)
+        assert await printed(page, "print(len(kept))") == "300000000\n"
+
+
+async def test_an_interrupt_while_it_sleeps_fails_nothing_and_wakes_nobody(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(page, "kept = 1")
+        await asleep(km)
+        await km.interrupt_kernel()
+        assert state(km) is State.HIBERNATED
+        assert await printed(page, "print(kept)") == "1\n"
+        cell = page.run("import time\nwhile True: time.sleep(0.01)")
+
+        async def works() -> bool:
+            return state(km) is State.RUNNING and km.provisioner.driver.state.idle.idle_since is None
+
+        await eventually(works)
+        await km.interrupt_kernel()
+        assert (await cell.done()).status == "error"
