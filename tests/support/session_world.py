@@ -205,6 +205,8 @@ class World:
         if self.session.state.has_kernel:
             found += [self._of_its_user, self._time, self._time]
             is_parked = self.session.state in (State.PARKED, State.RESUMING)
+            if self.session.state is State.HIBERNATED:
+                found += [self._submit] * 3
             if self.session.state in _SLEEPING:
                 found += [self._of_its_user, self._of_its_user, self._managed, self._of_the_kernel] * 2
             found += [self._of_the_kernel] if self.chance.random() < (0.3 if is_parked else 0.2) else []
@@ -374,7 +376,8 @@ class World:
             *(events.SizeChanged(TEN), events.SizePending(TEN, 1.0), events.LaunchPrepared()),
         ]
         if self.session.state in _SLEEPING:  # which few are that are ended there, or restarted
-            wanted += [*([events.StopRequested()] * 2), events.ManagerCame(), events.ManagerExpected(1.0)]
+            wanted += [events.StopRequested(), events.StopRequested(), events.StartRequested()]
+            wanted += [events.ManagerCame(), events.ManagerExpected(1.0), events.ExplanationWanted()]
         possible = [each for each in wanted if type(each) in TABLE[self.session.state]]
         return self.chance.choice(possible) if possible else events.TimePassed()
 

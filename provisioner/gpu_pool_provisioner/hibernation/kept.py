@@ -34,8 +34,8 @@ _KEEPER: Final = Path(__file__).with_name("keeper.py")
 _BOTH: Final = ("--file-locks", "--link-remap")
 _GHOST_BYTES: Final = 64 << 20
 _MIB: Final = 1 << 20
-#: Seconds in which a kernel has heard that its connections are closed.
-_CLOSED_WITHIN: Final = 5.0
+#: Seconds in which a kernel has heard that its connections are closed. Where it has not, CRIU refuses.
+_CLOSED_WITHIN: Final = 1.0
 _LOOK_EVERY: Final = 0.01
 #: The state of a connected socket in /proc/net/unix.
 _CONNECTED: Final = b"03"
