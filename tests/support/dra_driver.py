@@ -45,6 +45,10 @@ class DraDriver:
             (found.add if verb == "prepare" else found.discard)(uid)
         return found
 
+    def calls_of(self, *claims: str) -> list[tuple[str, str]]:
+        """What it was asked to do with these claims; those of other tests may come late."""
+        return [(verb, uid) for verb, uid in self.calls if uid in claims]
+
     def await_registration(self) -> None:
         """Return once the kubelet has taken it over."""
         assert self._registered.wait(_REGISTERED_WITHIN), "the kubelet has not asked for it"

@@ -1,8 +1,8 @@
 """Why a Slurm job waits, said in words. Pure.
 
 Slurm has a word for each reason: squeue's manual, JOB REASON CODES, and all of them in Slurm's source,
-``job_state_reason.c`` (26.05, most in older versions). Most words are of limits, and built of parts: whose
-limit, how it counts and what it counts, as in ``QOSMaxGRESPerUser``.
+src/common/job_state_reason.c (26.05, most in older versions). Most words are of limits, and built of parts:
+whose limit, how it counts and what it counts, as in ``QOSMaxGRESPerUser``.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ c.KubernetesSettings.shared_empty_for = {empty_for}
                 assert await said(page, "print(6 * 7)") == "42\n"
             # One claim, prepared once, whoever came first.
             ours = gpu.uid()
-            assert driver.calls == [("prepare", ours)]
+            assert driver.calls_of(ours) == [("prepare", ours)]
             # A kernel starts anew in its pod.
             before = gpu.uids(KERNELS)
             await first.restart_kernel()
@@ -176,7 +176,7 @@ c.KubernetesSettings.shared_empty_for = {empty_for}
         async with frontend(third) as page:
             assert await said(page, "print(6 * 7)") == "42\n"
         assert gpu.uid() == ours
-        assert driver.calls == [("prepare", ours)]
+        assert driver.calls_of(ours) == [("prepare", ours)]
         await third.shutdown_kernel()
         await until(lambda: not gpu.pods(KERNELS))
     # A service that gives back at once what is empty.
@@ -184,7 +184,8 @@ c.KubernetesSettings.shared_empty_for = {empty_for}
         await until(gpu.rival_runs)
         await until(lambda: CLAIM not in gpu.claims() and not gpu.pods(HOLDERS))
         theirs = gpu.uid("rival")
-        assert driver.calls == [("prepare", ours), ("unprepare", ours), ("prepare", theirs)]
+        calls = driver.calls_of(ours, theirs)
+        assert calls == [("prepare", ours), ("unprepare", ours), ("prepare", theirs)]
     # The node lets go of a pod only as long as its driver is there.
     await asyncio.to_thread(own_cluster.kubectl, "delete", "pod", "rival", "-n", namespace)
     await until(lambda: driver.prepared == set())
