@@ -9,6 +9,7 @@ import pytest
 
 from support.jupyter_env import JupyterEnv
 from support.slurm import Slurm, missing, slurm_cluster
+from support.slurm_accounting import accounted_slurm_cluster, accounting_missing
 from support.slurm_login import Login
 
 _HERE = Path(__file__).parent
@@ -52,3 +53,19 @@ async def login(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     yield login
     for each in login.started:
         await each.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="session")
+def accounted_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if why := missing() or accounting_missing():
+        pytest.skip(why)
+    with accounted_slurm_cluster(tmp_path_factory.mktemp("accounted")) as found:
+        yield found
+
+
+@pytest.fixture
+def accounted(accounted_cluster: Slurm) -> Iterator[Slurm]:
+    """Return a cluster that keeps accounts, with nothing in its queue before the test and after it."""
+    accounted_cluster.cancel_all()
+    yield accounted_cluster
+    accounted_cluster.cancel_all()

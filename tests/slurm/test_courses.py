@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import getpass
 import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 from gpu_pool.cluster.notebooks import HomeVolume, Identity, Notebook
 from gpu_pool.cluster.pod_choices import chosen_body
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import parse_course
-from support.frontend import Frontend, frontend
-from support.jupyter_env import JupyterEnv
 from support.slurm import Slurm
+from support.slurm_sites import Site, slurm_site
 
 #: Of a site that has both.
 BOTH = """\
@@ -42,63 +35,9 @@ slurm:
 NOTEBOOK = Notebook("hub", "jupyter-ada", "u", "ada", "", "n1", "server:1", HomeVolume("c"), Identity())
 
 
-@dataclass
-class Site:
-    """A login node, whose settings name a folder of course files."""
-
-    slurm: Slurm
-    env: JupyterEnv
-
-    def course(self, name: str, text: str) -> None:
-        """Write a course's file."""
-        (self.env.folder / "courses" / f"{name}.yaml").write_text(text)
-
-    def configure(self, **settings: object) -> None:
-        """Set what a user does."""
-        found = {
-            "PoolSettings": {"courses_dir": f"{self.env.folder}/courses"},
-            "SlurmSettings": {"gpu_memory": {"v100": 32, "t4": 16}, **settings},
-        }
-        (self.env.folder / "config" / "gpu_pool_config.json").write_text(json.dumps(found))
-
-    @asynccontextmanager
-    async def kernel(self, course: str, size: str = "40%") -> AsyncIterator[Frontend]:
-        """Run a kernel of a course, with somebody in front of it."""
-        manager = AsyncKernelManager(kernel_name=self.env.install(course, size, course=course))
-        await manager.start_kernel()
-        try:
-            async with frontend(manager) as page:
-                yield page
-        finally:
-            await manager.shutdown_kernel(now=True)
-
-    def only_job(self) -> dict[str, str]:
-        """Return what Slurm shows of the one job there is."""
-        [job] = self.slurm.run("squeue", "--noheader", "--format=%A").split()
-        return self.slurm.job(job)
-
-    def command(self, *words: str, status: int = 0) -> str:
-        """Run ``gpu-pool``, and return all that it printed."""
-        line = [sys.executable, "-m", "gpu_pool.cli", *words]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-
 @pytest.fixture
 def site(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    url = f"slurm:{tmp_path}/slurm.db"
-    for name in ("PATH", "SLURM_CONF"):
-        monkeypatch.setenv(name, slurm.environment[name])
-    monkeypatch.setenv("GPU_POOL_URL", url)
-    monkeypatch.setenv("JUPYTER_PATH", f"{tmp_path}/data")
-    monkeypatch.setenv("JUPYTER_DATA_DIR", f"{tmp_path}/data")
-    monkeypatch.setenv("JUPYTER_CONFIG_DIR", f"{tmp_path}/config")
-    for name in ("config", "courses"):
-        (tmp_path / name).mkdir()
-    site = Site(slurm, JupyterEnv(tmp_path, url))
-    site.configure()
-    return site
+    return slurm_site(slurm, tmp_path, monkeypatch)
 
 
 async def test_one_file_says_what_a_job_has_and_what_a_pod_has(site: Site) -> None:

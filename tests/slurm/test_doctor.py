@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 
 from support.ports import free_ports
-from support.slurm import Slurm
+from support.slurm import Slurm, user_name
+from support.slurm_accounting import limited, without_account
 
 Doctor = Callable[..., dict[tuple[str, str], dict[str, str]]]
 
 
 @pytest.fixture
 def doctor(slurm: Slurm, tmp_path: Path) -> Doctor:
+    return _doctor(slurm, tmp_path)
+
+
+def _doctor(slurm: Slurm, tmp_path: Path) -> Doctor:
     """Return what runs it with these variables, and returns its checks by name and state."""
 
     def run(**environ: str) -> dict[tuple[str, str], dict[str, str]]:
@@ -91,3 +96,18 @@ def test_no_munge_is_told(doctor: Doctor, slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "gres.conf").write_text((slurm.folder / "gres.conf").read_text())
     found = doctor(SLURM_CONF=str(tmp_path / "slurm.conf"))
     assert found["slurm", "broken"]["remedy"] == "See whether munge runs: systemctl status munge"
+
+
+def test_accounts_are_told_with_their_limits(accounted: Slurm, tmp_path: Path) -> None:
+    with limited(accounted, maxjobs="3", maxsubmitjobs="5", maxtresperjob="gres/gpu=1"):
+        found = _doctor(accounted, tmp_path)()
+    said = "account teaching (QOS: normal,one-gpu; running jobs: 3; jobs at once: 5; per job: gres/gpu=1)"
+    assert found["slurm accounting", "ok"]["text"] == said
+
+
+def test_a_user_without_an_account_is_told(accounted: Slurm, tmp_path: Path) -> None:
+    with without_account(accounted):
+        found = _doctor(accounted, tmp_path)()
+    told = found["slurm accounting", "broken"]
+    assert told["text"] == f"{user_name()} has no association in Slurm's accounting: its jobs are refused"
+    assert f"sacctmgr add user {user_name()} account=ACCOUNT" in told["remedy"]

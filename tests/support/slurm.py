@@ -21,8 +21,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from support.ports import free_ports
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
 #: Debian's own place for daemons, which not everybody has in ``PATH``.
-_PLACES = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+PLACES = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 #: Seconds for a daemon to answer, and to end.
 _STARTS_WITHIN, _ENDS_WITHIN = 120.0, 30.0
 #: States of a job that has not ended.
@@ -76,7 +76,7 @@ NodeName=n2 Name=shard Count=100
 
 def missing() -> str:
     """Say which of Slurm's programs this machine lacks; empty for none."""
-    absent = [name for name in _PROGRAMS if shutil.which(name, path=_PLACES) is None]
+    absent = [name for name in _PROGRAMS if shutil.which(name, path=PLACES) is None]
     if not absent:
         return ""
     return f"Slurm's {', '.join(absent)} are missing: apt install slurm-wlm slurm-wlm-basic-plugins munge"
@@ -163,28 +163,37 @@ class Slurm:
             time.sleep(_EVERY)
 
 
+#: Runs what keeps accounts, for the cluster in a folder, whose commands have these variables.
+Accounting = Callable[[Path, Mapping[str, str]], AbstractContextManager[None]]
+
+
 @contextmanager
-def slurm_cluster(folder: Path, more: str = "") -> Iterator[Slurm]:
-    """Run a cluster in ``folder``, with ``more`` lines of slurm.conf; end it, and all that runs in it."""
+def slurm_cluster(folder: Path, more: str = "", accounting: Accounting | None = None) -> Iterator[Slurm]:
+    """Run a cluster in ``folder``; end it, and all that runs in it.
+
+    ``more`` are lines of slurm.conf, and ``accounting`` runs what keeps accounts.
+    """
     port, *ports = free_ports(3)
     host = socket.gethostname().partition(".")[0]
-    told = {"folder": folder, "host": host, "user": _user_name(), "port": port, "ports": ports}
+    told = {"folder": folder, "host": host, "user": user_name(), "port": port, "ports": ports}
     (folder / "slurm.conf").write_text(_CONFIGURATION.format(**told) + more)
     (folder / "gres.conf").write_text(_DEVICES)
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
-    environment = {**os.environ, "PATH": _PLACES, "SLURM_CONF": str(folder / "slurm.conf")}
+    environment = {**os.environ, "PATH": PLACES, "SLURM_CONF": str(folder / "slurm.conf")}
     slurm = Slurm(folder, environment)
     with ExitStack() as running:
-        running.enter_context(_daemon(folder, "munged", _munged(folder), environment))
-        _wait_for(environment, ("munge", "--socket", f"{folder}/munge.socket", "--no-input"))
-        running.enter_context(_daemon(folder, "slurmctld", ("slurmctld", "-D", "-c"), environment))
+        running.enter_context(daemon(folder, "munged", _munged(folder), environment))
+        wait_for(environment, ("munge", "--socket", f"{folder}/munge.socket", "--no-input"))
+        if accounting is not None:
+            running.enter_context(accounting(folder, environment))
+        running.enter_context(daemon(folder, "slurmctld", ("slurmctld", "-D", "-c"), environment))
         for node in ("n1", "n2"):
-            running.enter_context(_daemon(folder, node, ("slurmd", "-D", "-N", node), environment))
+            running.enter_context(daemon(folder, node, ("slurmd", "-D", "-N", node), environment))
         running.callback(slurm.cancel_all)
-        _wait_for(environment, ("sinfo", "--noheader", "--states=idle", "--format=%D"), "2\n")
+        wait_for(environment, ("sinfo", "--noheader", "--states=idle", "--format=%D"), "2\n")
         yield slurm
 
 
@@ -194,12 +203,14 @@ def _munged(folder: Path) -> Sequence[str]:
     return ("munged", "--foreground", "--force", *options)
 
 
-def _user_name() -> str:
+def user_name() -> str:
+    """Return who runs the tests, and their cluster."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
 @contextmanager
-def _daemon(folder: Path, name: str, command: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
+def daemon(folder: Path, name: str, command: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
+    """Run a program until the end, with its output in a file of the ``folder``."""
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, env=dict(environ), stdout=log, stderr=log, cwd=folder)
     try:
@@ -213,7 +224,7 @@ def _daemon(folder: Path, name: str, command: Sequence[str], environ: Mapping[st
             process.wait()
 
 
-def _wait_for(environ: Mapping[str, str], command: Sequence[str], printed: str = "") -> None:
+def wait_for(environ: Mapping[str, str], command: Sequence[str], printed: str = "") -> None:
     """Return once a command works, and prints that; they all are asked: nothing tells of it."""
     give_up_at = time.monotonic() + _STARTS_WITHIN
     while True:
