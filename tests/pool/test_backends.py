@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.pool.pool import GpuPool
-from gpu_pool_client import BadRequest, LeaseState, Place, TimedOut, _pool, connect
+from gpu_pool_client import BadRequest, LeaseState, Place, Process, TimedOut, _pool, connect
 from support.passes import NO_PASSES
 from support.pools import held_milli, take
 from support.racks import RackBackend, open_racks
@@ -110,6 +110,50 @@ async def test_what_its_holder_parks_is_not_taken_for_one_that_was_let_in(pool: 
         assert (found.state, found.is_queued) == (LeaseState.PARKED, False)
     with pytest.raises(BadRequest, match="does not wait"):
         await pool.explain(lease)
+
+
+async def test_what_was_handed_over_at_once_is_neither_granted_nor_used_until_it_is_let_in(
+    pool: GpuPool,
+) -> None:
+    queue = backend_of(pool).queue
+    waits = await take(pool, "1", "waits")
+    await pool.attach(waits, Process.current(), ready_within=600)
+    queue.full = "All racks are in use."
+    await queue.submit(await pool.get_lease(waits))  # as its kernel is launched
+    await pool.core.reconciler.once()
+    given_up = await take(pool, "1", "given-up")
+    await pool.release(given_up)
+    assert (await pool.get_lease(waits)).first_held_at is None
+    let_in_at = time.time()
+    queue.let_in(waits)
+    await pool.core.reconciler.once()
+    await pool.release(waits)
+    rows = {row.id: row for row in await pool.history()}
+    assert (rows[given_up].held_at, rows[given_up].gpu_seconds) == (None, 0)
+    held_at = rows[waits].held_at
+    assert held_at is not None
+    assert held_at >= let_in_at
+    assert rows[waits].gpu_seconds == pytest.approx(rows[waits].ended_at - held_at)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_what_was_used_before_its_kernel_is_handed_over_again_is_counted(
+    pool: GpuPool, restarts: bool
+) -> None:
+    queue = backend_of(pool).queue
+    used = await take(pool, "1", "used")
+    first_held_at = (await pool.get_lease(used)).first_held_at
+    await pool.attach(used, Process.current())
+    if restarts:
+        await pool.report_busy(used, [(time.time(), 0.01)])
+        await pool.attach(used, Process.current(), ready_within=600)
+    queue.full = "All racks are in use."
+    await queue.submit(await pool.get_lease(used))
+    await pool.core.reconciler.once()
+    await pool.release(used)
+    [row] = await pool.history()
+    assert row.held_at == first_held_at
+    assert row.gpu_seconds > 0
 
 
 NOW = 1_000.0

@@ -368,7 +368,11 @@ class ClusterBackend(Backend):
 
         Those without a pod, such as one whose kernel has ended while it was parked, may have another device.
         """
-        parked = [lease for lease in every if not lease.slices and lease.first_held_at is not None]
+        parked = [
+            lease
+            for lease in every
+            if not lease.slices and (lease.first_held_at is not None or lease.is_queued)
+        ]
         if self._claims is None or not parked:
             return {}
         without_pods = [lease.id for lease in parked if not self.has_kernel(lease.id)]

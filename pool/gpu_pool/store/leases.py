@@ -184,15 +184,25 @@ def lend(store: StoreContext, lease_id: str, *, queued: bool = False, yields: bo
 def _park(store: StoreContext, row: sqlite3.Row, *, queued: bool = False) -> None:
     parts = store.devices.read(row["slices"])
     home = ",".join(part.device.uuid for part in parts) or row["home"]
-    store.use.add(row)
+    unused = queued and _is_unused(store, row)
+    if not unused:
+        store.use.add(row)
     parkings = yielding.parkings(store, row)
-    values = {"number": row["number"], "home": home, "now": store.clock.wall(), "queued": queued}
+    values = {"number": row["number"], "home": home, "now": store.clock.wall()}
+    values |= {"queued": queued, "unused": unused}
     store.db.run("park", {**values, "parkings": parkings})
     store.db.run("needs_nobody", {"number": row["number"]})
     store.devices.count("give_back", parts)
     why = {"reason": row["asked_back"], "message": row["notice"] or None} if row["asked_back"] else {}
     store.db.audit_buffer.decided("parked", row, parts, why)
     store.queue.serve()
+
+
+def _is_unused(store: StoreContext, row: sqlite3.Row) -> bool:
+    """Whether no kernel has been ready on what is held, nor busy before: one that restarts has been."""
+    if row["deadline_reason"] not in (EndReason.NEVER_ATTACHED.value, EndReason.NOT_READY.value):
+        return False
+    return not store.db.one("has_been_busy", number=row["number"])["found"]
 
 
 def ask_back(store: StoreContext, lease_id: str, message: str, reason: EndReason, *, now: bool) -> Lease:

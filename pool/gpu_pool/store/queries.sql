@@ -319,13 +319,18 @@ WHERE number = :number AND deadline_reason IS NOT 'process-gone'
 -- name: detach
 UPDATE lease SET process = NULL, deadline = :deadline, deadline_reason = :reason WHERE number = :number;
 
+-- name: has_been_busy
+SELECT EXISTS (SELECT 1 FROM busy WHERE number = :number) AS found;
+
 -- name: park
--- Why its slices were asked back is told until it has some again. What ends it ends it still.
+-- Why its slices were asked back is told until it has some again. What ends it ends it still. What is unused
+-- was held for nothing but to be handed over to somebody else's queue: that is no grant, and nobody's use.
 UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
     terms = NULL,
     turn = NULL, waiting_since = NULL, reserved = '',
-    held_before = held_before + coalesce(max(0, :now - held_at), 0),
-    used_before = used_before + milli * coalesce(max(0, :now - held_at), 0),
+    first_held_at = iif(:unused AND held_before = 0, NULL, first_held_at),
+    held_before = held_before + iif(:unused, 0, coalesce(max(0, :now - held_at), 0)),
+    used_before = used_before + iif(:unused, 0, milli * coalesce(max(0, :now - held_at), 0)),
     deadline = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline),
     deadline_reason = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline_reason),
     notice = iif(asked_back IS NULL, '', notice), ending = NULL, outside = :queued,
