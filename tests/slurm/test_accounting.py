@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import time
 from collections.abc import Mapping
@@ -178,3 +179,14 @@ async def _refused(cell: Cell) -> str:
     shown = " ".join("".join(cell.outputs).split())
     assert "Slurm refuses the kernel's job: sbatch: error:" in shown
     return shown
+
+
+async def test_who_cancelled_a_job_is_said(site: Site) -> None:
+    site.configure()
+    site.course("dl", _COURSE)
+    async with site.kernel("dl") as page:
+        await page.run("1").done()
+        job = site.only_job()["JobId"]
+        site.slurm.run("scancel", job)
+        await eventually(site.env.is_empty)
+        await page.run("1").shows(f"Slurm job {job} was cancelled by {getpass.getuser()}.")

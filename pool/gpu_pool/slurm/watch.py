@@ -73,12 +73,16 @@ def last_of(job: str) -> Job | None:
 
 
 def cancelled_by(job: str) -> str:
-    """Return who has cancelled a job, by Slurm's accounting; empty where it does not say."""
-    try:
-        said = ask("sacct", "--noheader", "--parsable2", "--allocations", "--format=State", "--jobs", job)
-    except (NotAllowed, PoolUnreachable):
-        return ""
-    found = re.search(r"CANCELLED by (\d+)", said)
+    """Return who has cancelled a job, by Slurm's accounting; empty where it does not say. Blocks for seconds."""
+    found = None
+    for pause in (0.0, 0.5, 1.0, 2.0):  # the accounting hears of it later than the controller
+        time.sleep(pause)
+        try:
+            said = ask("sacct", "--noheader", "--parsable2", "--allocations", "--format=State", "--jobs", job)
+        except (NotAllowed, PoolUnreachable):
+            return ""
+        if found := re.search(r"CANCELLED by (\d+)", said):
+            break
     if found is None:
         return ""
     try:
