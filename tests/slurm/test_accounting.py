@@ -15,7 +15,7 @@ import pytest
 from support.frontend import Cell, Frontend
 from support.jupyter_env import eventually
 from support.slurm import Slurm
-from support.slurm_accounting import without_account
+from support.slurm_accounting import limited, without_account
 from support.slurm_sites import Site, slurm_site
 
 _SIZES = ("40%", "39.5%", "20%", "1")
@@ -190,3 +190,29 @@ async def test_who_cancelled_a_job_is_said(site: Site) -> None:
         site.slurm.run("scancel", job)
         await eventually(site.env.is_empty)
         await page.run("1").shows(f"Slurm job {job} was cancelled by {getpass.getuser()}.")
+
+
+def test_the_doctor_says_which_courses_are_beyond_what_slurm_allows(site: Site) -> None:
+    sizes = "slices: [{name: One, request: 1}, {name: Two, request: 2}, {name: Most, request: 60%}]"
+    site.course("fits", f"title: T\n{sizes}\nslurm: {{time: 20min}}\n")
+    site.course("qos", f"title: T\n{sizes}\nslurm: {{qos: one-gpu}}\n")
+    site.course(
+        "long", f"title: T\n{sizes.replace(', {name: Two, request: 2}', '')}\nslurm: {{time: 50min}}\n"
+    )
+    site.course("physics", f"title: T\n{sizes}\nslurm: {{account: physics}}\n")
+    site.course("high", f"title: T\n{sizes}\nslurm: {{qos: high}}\n")
+    with limited(site.slurm, maxwall="00:30:00"):
+        checks = json.loads(site.command("doctor", "--json"))["checks"]
+    never = "its jobs are refused, or wait for ever"
+    assert [each["text"] for each in checks if each["name"] == "slurm limits"] == [
+        "course high uses the QOS high, which the account teaching does not give you: its jobs are refused",
+        "course long offers One, which has a time limit of 50min, and the account teaching allows 30min "
+        f"(MaxWall): {never}",
+        "course long offers Most, which has a time limit of 50min, and the account teaching allows 30min "
+        f"(MaxWall): {never}",
+        "course physics uses the account physics, in which you are not: its jobs are refused",
+        "course qos offers Two, which needs gres/gpu=2, and the QOS one-gpu allows 1 (MaxTRESPerUser): "
+        f"{never}",
+        "course qos offers Most, which needs gres/shard=60, and the QOS one-gpu allows 50 (MaxTRESPerUser): "
+        f"{never}",
+    ]

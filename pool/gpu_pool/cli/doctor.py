@@ -58,9 +58,12 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
     pool = [*check_pool(session)]
     if urlsplit(session.address).scheme == "slurm":
         from gpu_pool.cli.slurm_checks import check_slurm
+        from gpu_pool.cli.slurm_limits import check_course_limits
 
         # The GPUs, and what is enforced, are those of nodes: this machine's say nothing of them.
-        found = chain(check_jupyter(session), check_slurm(), pool, check_courses(session))
+        found = chain(
+            check_jupyter(session), check_slurm(), pool, check_courses(session), check_course_limits()
+        )
         return _report(session, found)
     has_gpus = any(check.name == "devices" and check.state == "ok" for check in pool)
     machine = check_machine(is_client=session.is_served and has_gpus)

@@ -73,7 +73,7 @@ def last_of(job: str) -> Job | None:
 
 
 def cancelled_by(job: str) -> str:
-    """Return who has cancelled a job, by Slurm's accounting; empty where it does not say. Blocks for seconds."""
+    """Return who has cancelled a job, by Slurm's accounting; empty where it does not say."""
     found = None
     for pause in (0.0, 0.5, 1.0, 2.0):  # the accounting hears of it later than the controller
         time.sleep(pause)
