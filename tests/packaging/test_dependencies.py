@@ -31,7 +31,7 @@ EXTRAS = {
 #: What the environment of a kernel has, which is not ours.
 OF_KERNELS = {"IPython", "torch"}
 #: What a Hub has whose spawner is another than those of our extras, as its example says.
-OF_HUBS = {"docker", "dockerspawner", "systemdspawner"}
+OF_HUBS = {"batchspawner", "docker", "dockerspawner", "systemdspawner"}
 PACKAGES = ("kernels", "pool", "pool_client", "provisioner", "spawner")
 
 

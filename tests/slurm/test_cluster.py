@@ -8,7 +8,7 @@ _SHOW = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ.get('SL
 
 
 def test_two_nodes_have_gpus_of_two_types_and_shards(slurm: Slurm) -> None:
-    shown = slurm.run("sinfo", "--Node", "--noheader", "--format=%N %G").splitlines()
+    shown = slurm.run("sinfo", "--Node", "--noheader", "--partition=gpu", "--format=%N %G").splitlines()
     assert shown == ["n1 gpu:v100:2,shard:v100:200", "n2 gpu:t4:1,shard:t4:100"]
 
 

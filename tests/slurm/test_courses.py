@@ -14,6 +14,7 @@ from gpu_pool.cluster.notebooks import HomeVolume, Identity, Notebook
 from gpu_pool.cluster.pod_choices import chosen_body
 from gpu_pool.cluster.settings import KubernetesSettings
 from gpu_pool.courses import parse_course
+from gpu_pool_client import NeverFits
 from support.slurm import Slurm
 from support.slurm_sites import Site, slurm_site
 
@@ -96,6 +97,19 @@ async def test_where_wckeys_are_tracked_the_job_has_the_courses(site: Site) -> N
     finally:
         configuration.write_text(before)
         site.slurm.run("scontrol", "reconfigure")
+
+
+async def test_a_course_gets_the_gpus_of_its_own_partition(site: Site) -> None:
+    size = "title: T\nslices: [{name: S, request: 40%}]\n"
+    site.course("elsewhere", f"{size}slurm: {{partition: large}}\n")  # which has no t4, as others get
+    site.course("nowhere", f"{size}slurm: {{partition: nosuch}}\n")
+    async with site.kernel("elsewhere") as page:
+        await page.run("1").done()
+        job = site.only_job()
+        assert (job["Partition"], job["TresPerNode"].partition("shard:")[2]) == ("large", "v100:40")
+    with pytest.raises(NeverFits, match="this Slurm partition has no GPU"):
+        async with site.kernel("nowhere"):
+            pass
 
 
 def test_courses_check_says_how_the_jobs_are_submitted(site: Site) -> None:

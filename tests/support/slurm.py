@@ -64,6 +64,7 @@ GresTypes=gpu,shard
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=16 Gres=gpu:v100:2,shard:200
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.2 Port={ports[1]} CPUs=16 Gres=gpu:t4:1,shard:100
 PartitionName=gpu Nodes=n1,n2 Default=YES MaxTime=1:00:00 DefaultTime=30:00
+PartitionName=large Nodes=n1 MaxTime=1:00:00 DefaultTime=30:00
 """
 _DEVICES = """\
 NodeName=n1 Name=gpu Type=v100 File=/dev/null

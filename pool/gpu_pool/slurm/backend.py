@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -130,7 +131,8 @@ class SlurmBackend(Backend):
         self._worker = Worker("gpu-pool-slurm")
         #: Names this pool's jobs: another one of this user has other leases.
         self._mark = hashlib.sha256(f"{socket.gethostname()} {path}".encode()).hexdigest()[:8]
-        self._kinds: tuple[GpuKind, ...] = ()
+        #: What sinfo says of nodes; empty before it is asked.
+        self._nodes = ""
         self._addresses: Mapping[str, str] = {}
         self._sees_others = True
         self._tracks_keys = self._has_accounting = False
@@ -171,7 +173,10 @@ class SlurmBackend(Backend):
         if self._jobs and not self.watch.looks:
             with suppress(TimeoutError):
                 await self._worker.run(self.watch.look, _WITHIN)
-        found = jobs.devices_of(self._kinds, self._settings.gpu_memory)
+        names = {each.partition or "" for each in (await self._courses()).values()}
+        every = (jobs.read_kinds(self._nodes, name) for name in {self._settings.partition, *names})
+        kinds = jobs.merged(itertools.chain(*every))
+        found = jobs.devices_of(kinds, self._settings.gpu_memory)
         problems = (
             ()
             if found
@@ -187,7 +192,7 @@ class SlurmBackend(Backend):
         except NotAllowed as error:
             raise PoolUnreachable(error.message, error.remedy) from error
         except PoolUnreachable:
-            if self._kinds:
+            if self._nodes:
                 return  # what it said last is still the best that is known
             raise
         if federation:
@@ -196,7 +201,7 @@ class SlurmBackend(Backend):
                 "another cluster, whose nodes this server does not know.",
                 "Start Jupyter on a cluster that is in no federation, or in a job.",
             )
-        self._kinds = jobs.read_kinds(nodes, self._settings.partition)
+        self._nodes = nodes
         self._addresses = jobs.read_addresses(nodes)
         said = jobs.read_config(config)
         self._sees_others = "jobs" not in said.get("PrivateData", "") or os.geteuid() == 0
@@ -207,13 +212,14 @@ class SlurmBackend(Backend):
     async def adapt(
         self,
         request: SliceRequest,
-        holder: Holder | None = None,  # noqa: ARG002
+        holder: Holder | None = None,
         caller: Caller | None = None,  # noqa: ARG002
     ) -> Adapted:
-        """Return what Slurm would give: whole shards, or whole GPUs."""
-        if not self._kinds:
+        """Return what Slurm would give in the partition of the holder's course: shards, or whole GPUs."""
+        if not self._nodes:
             await self.devices(0.0)
-        counted, kind = jobs.counted(request, self._kinds, self._settings.gpu_memory)
+        kinds = self._kinds(await self._course(holder.course if holder is not None else None))
+        counted, kind = jobs.counted(request, kinds, self._settings.gpu_memory)
         return Adapted(counted, [f"slurm-{kind or 'GPU'}-{index}" for index in range(counted.count)], request)
 
     def describe(self, lease: Lease) -> Lease:
@@ -315,10 +321,12 @@ class SlurmBackend(Backend):
             shutil.rmtree(known.folder, ignore_errors=True)
         tunnel = {**await self._tunnels.expect(lease.id), "addresses": self._settings.addresses()}
         folder = self._write(lease, kernel, tunnel)
-        kind = next(
-            each for each in self._kinds if f"any {each.type or 'GPU'}" == lease.slices[0].device.node
-        )
-        course = await self._course(lease.holder.course)
+        course, node = await self._course(lease.holder.course), lease.slices[0].device.node
+        kind = next((each for each in self._kinds(course) if f"any {each.type or 'GPU'}" == node), None)
+        if kind is None:
+            raise NotAllowed(
+                "The partition of this kernel's course has no such GPU any more.", "Start the kernel anew."
+            )
         options = [
             *("--parsable", "--export=NONE", "--no-requeue", "--nodes=1", "--ntasks=1"),
             f"--gres={kind.gres(lease.request)}",
@@ -347,16 +355,24 @@ class SlurmBackend(Backend):
         self.watch.look_soon()
         return self._state(lease.id, job)
 
+    def _kinds(self, course: CourseJobs | None) -> tuple[GpuKind, ...]:
+        """Return the GPUs of the partition in which a course's kernels are jobs, or others."""
+        own = course.partition if course is not None else None
+        return jobs.read_kinds(self._nodes, own or self._settings.partition)
+
     async def _course(self, name: str | None) -> CourseJobs | None:
         """Return what the file of a course says of its kernels' jobs; None where there is no file."""
+        return (await self._courses()).get(name) if name else None
+
+    async def _courses(self) -> Mapping[str, CourseJobs]:
+        """Return what the files of courses say of their kernels' jobs, by the courses' names."""
         files = self.pool.courses
-        if files is None or not name:
-            return None
+        if files is None:
+            return {}
         from gpu_pool.courses import Courses
 
         now = await asyncio.to_thread(files.now)
-        course = now.usable.get(name) if isinstance(now, Courses) else None
-        return None if course is None else course.slurm
+        return {name: course.slurm for name, course in now.usable.items()} if isinstance(now, Courses) else {}
 
     def _write(self, lease: Lease, kernel: KernelCommand, tunnel: Mapping[str, Any]) -> Path:
         """Write what the job is to run where only this user reads it; return the folder."""

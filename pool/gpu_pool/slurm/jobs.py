@@ -129,18 +129,28 @@ def read_time(text: str) -> float | None:
 
 def read_kinds(printed: str, partition: str) -> tuple[GpuKind, ...]:
     """Read the GPUs of a partition, or of the default one, as sinfo prints them in :data:`SINFO_FORMAT`."""
-    most: dict[str, GpuKind] = {}
+    found: list[GpuKind] = []
     for line in printed.splitlines():
         parts = line.split("|")
         if len(parts) != 4 or not _is_in(parts[3], partition):
             continue
         gpus, shards_of = counts_in(parts[2])
-        for kind, count in gpus.items():
-            known = most.get(kind, GpuKind(kind, 0))
-            shards = shards_of.get(kind, 0) // max(1, count)
-            # Of nodes with different shards, those of the coarsest are what any of them can give.
-            least = min(filter(None, (known.shards, shards)), default=0)
-            most[kind] = GpuKind(kind, max(known.per_node, count), least)
+        found += [
+            GpuKind(kind, count, shards_of.get(kind, 0) // max(1, count)) for kind, count in gpus.items()
+        ]
+    return merged(found)
+
+
+def merged(kinds: Iterable[GpuKind]) -> tuple[GpuKind, ...]:
+    """Return each type once, as several nodes or partitions have it.
+
+    Of those with different shards, the coarsest are what any of them can give.
+    """
+    most: dict[str, GpuKind] = {}
+    for kind in kinds:
+        known = most.get(kind.type, GpuKind(kind.type, 0))
+        least = min(filter(None, (known.shards, kind.shards)), default=0)
+        most[kind.type] = GpuKind(kind.type, max(known.per_node, kind.per_node), least)
     return tuple(most[kind] for kind in sorted(most))
 
 
