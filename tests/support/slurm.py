@@ -169,16 +169,19 @@ Accounting = Callable[[Path, Mapping[str, str]], AbstractContextManager[None]]
 
 
 @contextmanager
-def slurm_cluster(folder: Path, more: str = "", accounting: Accounting | None = None) -> Iterator[Slurm]:
+def slurm_cluster(
+    folder: Path, more: str = "", accounting: Accounting | None = None, part: str = "shard"
+) -> Iterator[Slurm]:
     """Run a cluster in ``folder``; end it, and all that runs in it.
 
-    ``more`` are lines of slurm.conf, and ``accounting`` runs what keeps accounts.
+    ``more`` are lines of slurm.conf, ``accounting`` runs what keeps accounts, and GPUs are in 100 ``part``
+    each: ``shard``, or ``mps``.
     """
     port, *ports = free_ports(3)
     host = socket.gethostname().partition(".")[0]
     told = {"folder": folder, "host": host, "user": user_name(), "port": port, "ports": ports}
-    (folder / "slurm.conf").write_text(_CONFIGURATION.format(**told) + more)
-    (folder / "gres.conf").write_text(_DEVICES)
+    (folder / "slurm.conf").write_text(_CONFIGURATION.replace("shard", part).format(**told) + more)
+    (folder / "gres.conf").write_text(_DEVICES.replace("shard", part))
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))

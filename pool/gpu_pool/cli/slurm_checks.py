@@ -64,7 +64,7 @@ def check_slurm() -> Iterator[Check]:
 def _gpus(config: Mapping[str, str], nodes: str) -> Iterator[Check]:
     """Say which GPUs the partition has, in how many shards, and of which the memory is not known."""
     types = config.get("GresTypes", "").split(",")
-    if "shard" not in types:
+    if not {"shard", "mps"}.intersection(types):
         found = [int(each) for each in re.findall(r"\d+", config.get("SLURM_VERSION", ""))[:2]]
         is_old = len(found) == len(_SHARDS_SINCE) and tuple(found) < _SHARDS_SINCE
         why = "Slurm has them since 22.05." if is_old else "Add shard to GresTypes, and shards to the nodes."
@@ -86,7 +86,7 @@ def _gpus(config: Mapping[str, str], nodes: str) -> Iterator[Check]:
         return
     told = [
         f"{safe(kind.type) or 'GPU'} ({kind.per_node} on a node"
-        + (f", {kind.shards} shards each)" if kind.shards else ")")
+        + (f", {kind.parts} each)" if kind.shards else ")")
         for kind in kinds
     ]
     yield Check("slurm gpus", "ok", f"{where} has {', '.join(told)}")

@@ -23,7 +23,7 @@ _NUMBER: Final = re.compile(r"\+?([0-9]{1,9})", re.ASCII)
 #: Slurm's word for none.
 _SLURM: Final = "nodevfiles"
 #: What it says that a node has: ``gpu:v100:2`` or ``shard:200(S:0-1)``.
-_GRES: Final = re.compile(r"(gpu|shard):(?:([^:(),]+):)?([0-9]+)(?:\([^)]*\))?", re.ASCII)
+_GRES: Final = re.compile(r"\b(gpu|shard|mps):(?:([^:(),]+):)?([0-9]+)(?:\([^)]*\))?", re.ASCII)
 _MOST_SHOWN: Final = 100
 
 
@@ -173,11 +173,12 @@ def _short(text: str) -> str:
 
 
 def counts_in(gres: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """Return how many GPUs a node of Slurm's has, and how many shards, by their types.
+    """Return how many GPUs a node of Slurm's has, and in how many parts they are, by their types.
 
-    ``gres`` is as Slurm writes it: ``gpu:v100:2,shard:v100:200``. Where it tells no types, they are empty.
+    ``gres`` is as Slurm writes it: ``gpu:v100:2,shard:v100:200``; a site has ``mps`` in place of shards, or
+    neither. Where it tells no types, they are empty.
     """
-    counts: dict[str, dict[str, int]] = {"gpu": {}, "shard": {}}
+    counts: dict[str, dict[str, int]] = {"gpu": {}, "shard": {}, "mps": {}}
     for name, kind, count in _GRES.findall(gres):
         counts[name][kind] = counts[name].get(kind, 0) + int(count)
-    return counts["gpu"], counts["shard"]
+    return counts["gpu"], counts["shard"] or counts["mps"]

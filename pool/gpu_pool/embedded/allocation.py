@@ -46,6 +46,8 @@ class Allocation:
     gpus: str = ""
     #: Shards on its GPUs; None where these are wholly the job's.
     shards: int | None = None
+    #: Where its node has ``gres/mps``, its part of its one GPU in hundredths; our own limits set that, too.
+    percent: int | None = None
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Allocation | None:
@@ -58,9 +60,19 @@ class Allocation:
             return None
         gpus = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS", "")
         shards = environ.get("SLURM_SHARDS_ON_NODE", "")
+        percent = environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
         return cls(
-            job, node, gpus if _WORD.fullmatch(gpus) else "", int(shards) if shards.isdecimal() else None
+            job,
+            node,
+            gpus if _WORD.fullmatch(gpus) else "",
+            int(shards) if shards.isdecimal() else None,
+            int(percent) if percent.isdecimal() and not shards else None,
         )
+
+    @property
+    def may_have_parts(self) -> bool:
+        """Whether its GPUs may not be wholly its own; only Slurm can say."""
+        return self.shards is not None or self.percent is not None
 
     def __str__(self) -> str:
         return f"Slurm job {self.job}"
@@ -85,7 +97,9 @@ class Allocation:
         """
         known, shards = list(devices), self.shards
         if shards is None:
-            return {each.uuid: WHOLE for each in known}
+            is_part = self.percent is not None and "mps:" in gres and "shard:" not in gres
+            share = min(WHOLE, (self.percent or 0) * WHOLE // 100) if is_part else WHOLE
+            return {each.uuid: share for each in known}
         per_gpu = shards_per_gpu(gres)
         if not per_gpu:
             raise SlurmSilent(f"of its GPUs it says {gres!a}")
@@ -119,7 +133,9 @@ def others_use(devices: Iterable[Device], shares: Mapping[str, int]) -> Mapping[
     }
 
 
-def check_fits(request: SliceRequest, devices: Iterable[Device], shares: Mapping[str, int], job: str) -> None:
+def check_fits(
+    request: SliceRequest, devices: Iterable[Device], shares: Mapping[str, int], job: Allocation
+) -> None:
     """Raise ``NeverFits`` for a request that is for more of a GPU than the job was given of it."""
     able, known = 0, list(devices)
     for each in known:
@@ -129,8 +145,8 @@ def check_fits(request: SliceRequest, devices: Iterable[Device], shares: Mapping
     # Of more GPUs than there are, the pool's rules speak.
     if able < min(request.count, len(known)) and most < WHOLE:
         raise NeverFits(
-            f"You asked for {request.named}; {job} was given {format_share(most)} of a GPU, as its shards "
-            "say.",
+            f"You asked for {request.named}; {job} was given {format_share(most)} of a GPU, "
+            f"{'by gres/mps' if job.shards is None else 'as its shards say'}.",
             f"Ask for {format_share(most)} or less, or start the server in a job with more: --gres=shard:N "
             "or --gres=gpu:1.",
         )

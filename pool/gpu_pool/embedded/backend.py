@@ -113,11 +113,13 @@ class LocalBackend(Backend):
         """Note how much of the devices is this process's where a Slurm job has but a part of them."""
         job = self._allocation
         self._shares = {}
-        if job is None or job.shards is None or not found.by_driver or not found.devices:
+        if job is None or not job.may_have_parts or not found.by_driver or not found.devices:
             return found
         try:
             self._shares = job.shares(found.devices, gres_of(job.node))
         except SlurmSilent as error:
+            if job.shards is None:
+                return found
             unknown = (
                 f"{job} has {job.shards} shards of the GPUs of {job.node}, and Slurm does not say how many "
                 f"shards a GPU has there: {error}. Nothing is granted until it does."
@@ -133,8 +135,9 @@ class LocalBackend(Backend):
         caller: Caller | None = None,  # noqa: ARG002
     ) -> Adapted:
         """Return the request as it is: here it is granted to the thousandth, on whatever fits."""
-        if self._shares and self._finder.known is not None:
-            check_fits(request, self._finder.known.devices, self._shares, str(self._allocation))
+        known, job = self._finder.known, self._allocation
+        if self._shares and known is not None and job is not None:
+            check_fits(request, known.devices, self._shares, job)
         return Adapted(request)
 
     def describe(self, lease: Lease) -> Lease:

@@ -48,14 +48,12 @@ from gpu_pool_client import (
     KernelCommand,
     KernelPod,
     Lease,
-    Limit,
     NotAllowed,
     Place,
     PodPhase,
     PoolUnreachable,
     Process,
     SliceRequest,
-    Strength,
 )
 from gpu_pool_client._home import expanded
 from gpu_pool_client._log import get_logger
@@ -231,7 +229,7 @@ class SlurmBackend(Backend):
             terms = replace(
                 terms, job=f"Slurm job {job.id}", job_ends_at=seen.ends_at if not seen.waits else None
             )
-        limit = Limit(Strength.NONE, "gres/shard of Slurm counts, and limits nothing")
+        limit = jobs.limit_of(self._nodes)
         return replace(lease, terms=terms, enforcement=Enforcement(limit, limit))
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002

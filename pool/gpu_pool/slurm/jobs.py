@@ -10,7 +10,7 @@ from typing import Final
 
 from gpu_pool.devices.visible import counts_in
 from gpu_pool.slurm.reasons import why_it_waits
-from gpu_pool_client import WHOLE, Device, NeverFits, Place, SliceRequest
+from gpu_pool_client import WHOLE, Device, Limit, NeverFits, Place, SliceRequest, Strength
 
 #: What squeue is asked for of each job, between bars.
 SQUEUE_FORMAT: Final = "%i|%T|%r|%Q|%P|%S|%e|%N|%j"
@@ -68,13 +68,20 @@ class GpuKind:
     #: The most that one node has, and the shards of each; 0 where it has none.
     per_node: int
     shards: int = 0
+    #: Slurm's word for these: ``shard``, or ``mps``.
+    part: str = "shard"
+
+    @property
+    def parts(self) -> str:
+        """How many parts each has, in words."""
+        return f"{self.shards} {'shards' if self.part == 'shard' else self.part}"
 
     def gres(self, request: SliceRequest) -> str:
         """Return what a job asks for, for a request that was :meth:`counted`."""
         kind = f"{self.type}:" if self.type else ""
         if request.milli == WHOLE or not self.shards:
             return f"gpu:{kind}{request.count}"
-        return f"shard:{kind}{-(-(request.milli or 0) * self.shards // WHOLE)}"
+        return f"{self.part}:{kind}{-(-(request.milli or 0) * self.shards // WHOLE)}"
 
     def counted(self, milli: int) -> int:
         """Return how many thousandths of it a job gets that needs so many: whole shards, or all of it."""
@@ -136,9 +143,23 @@ def read_kinds(printed: str, partition: str) -> tuple[GpuKind, ...]:
             continue
         gpus, shards_of = counts_in(parts[2])
         found += [
-            GpuKind(kind, count, shards_of.get(kind, 0) // max(1, count)) for kind, count in gpus.items()
+            GpuKind(kind, count, shards_of.get(kind, 0) // max(1, count), _part_in(parts[2]))
+            for kind, count in gpus.items()
         ]
     return merged(found)
+
+
+def _part_in(gres: str) -> str:
+    return "mps" if re.search(r"\bmps:", gres) and not re.search(r"\bshard:", gres) else "shard"
+
+
+def limit_of(gres: str) -> Limit:
+    """Return what keeps a kernel within its part of a GPU, where nodes are in parts of this kind."""
+    if _part_in(gres) == "mps":
+        told = "gres/mps of Slurm counts, and limits the share of threads where the site runs MPS; no memory"
+    else:
+        told = "gres/shard of Slurm counts, and limits nothing"
+    return Limit(Strength.NONE, told)
 
 
 def merged(kinds: Iterable[GpuKind]) -> tuple[GpuKind, ...]:
@@ -150,7 +171,7 @@ def merged(kinds: Iterable[GpuKind]) -> tuple[GpuKind, ...]:
     for kind in kinds:
         known = most.get(kind.type, GpuKind(kind.type, 0))
         least = min(filter(None, (known.shards, kind.shards)), default=0)
-        most[kind.type] = GpuKind(kind.type, max(known.per_node, kind.per_node), least)
+        most[kind.type] = GpuKind(kind.type, max(known.per_node, kind.per_node), least, kind.part)
     return tuple(most[kind] for kind in sorted(most))
 
 
@@ -263,8 +284,7 @@ def _of_kind(request: SliceRequest, kind: GpuKind, memory: int) -> SliceRequest 
 
 
 def _described(kind: GpuKind) -> str:
-    shards = f" in {kind.shards} shards each" if kind.shards else ""
-    return f"{kind.type or 'GPUs'}{shards}"
+    return f"{kind.type or 'GPUs'}{f' in {kind.parts} each' if kind.shards else ''}"
 
 
 def place(job: Job, jobs: Iterable[Job], *, sees_others: bool) -> Place:

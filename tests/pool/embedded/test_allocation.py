@@ -96,12 +96,20 @@ def test_the_rest_of_a_gpu_is_others() -> None:
 
 
 def test_what_fits_the_rules_of_the_pool_is_left_to_them() -> None:
-    shares = {"GPU-0": 400}
+    shares, job = {"GPU-0": 400}, Allocation("7", "n1", shards=40)
     for size in ("40%", "13107MiB", "2x10%"):
-        check_fits(parse_request(size), V100[:1], shares, "Slurm job 7")
+        check_fits(parse_request(size), V100[:1], shares, job)
     for size in ("41%", "13500MiB", "1"):
         with pytest.raises(NeverFits, match=r"Slurm job 7 was given 40% of a GPU"):
-            check_fits(parse_request(size), V100[:1], shares, "Slurm job 7")
+            check_fits(parse_request(size), V100[:1], shares, job)
+
+
+def test_a_part_by_mps_counts_where_the_node_has_such_parts() -> None:
+    job = Allocation.of({**JOB, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"})
+    assert job is not None
+    assert job.shares(V100[:1], "gpu:v100:2,mps:v100:200") == {"GPU-0": 400}
+    # Our own limits set that variable for kernels, too.
+    assert job.shares(V100[:1], "gpu:v100:2") == {"GPU-0": 1000}
 
 
 def test_the_store_is_on_a_local_disk(tmp_path: Path) -> None:
