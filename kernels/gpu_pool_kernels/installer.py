@@ -22,7 +22,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import BadRequest, SliceRequest, parse_request
-from gpu_pool_client._pool import BATCH_VARIABLE, CONNECTION_FILE, WRAPPED_CONNECTION_FILE
+from gpu_pool_client._pool import BATCH_VARIABLE, CONNECTION_FILE, URL_VARIABLE, WRAPPED_CONNECTION_FILE
 from gpu_pool_kernels.launching import wrap_argv
 from gpu_pool_kernels.naming import by_size, copy_folder, display_name, folder_name, logo, write_anew
 
@@ -80,6 +80,7 @@ def install(
     preload: Sequence[str] | None = None,
     with_server: bool = False,
     batch: bool = False,
+    pool_url: str = "",
 ) -> list[InstalledKernel]:
     """Install a kernelspec for each size over the kernelspec ``base``, replacing ours of that name.
 
@@ -89,7 +90,8 @@ def install(
     kernel proxy, for frontends that start kernels without a provisioner. With
     ``preload`` they are warm: forked from a process that has imported these modules,
     which ``with_server`` starts with the Jupyter server. With ``batch`` they come after
-    all that is not batch work, and have names of their own.
+    all that is not batch work, and have names of their own. With ``pool_url`` they ask that
+    pool, and not the one that is set where they are started.
 
     Raises ``BadRequest``, before anything is written, if there is no such base,
     it cannot be one, or the name is taken by a kernelspec that is not ours;
@@ -114,6 +116,7 @@ def install(
                 preload=preload,
                 with_server=with_server,
                 batch=batch,
+                pool_url=pool_url,
             )
             for name, size in wanted.items()
         }
@@ -331,6 +334,7 @@ def kernel_json(
     preload: Sequence[str] | None = None,
     with_server: bool = False,
     batch: bool = False,
+    pool_url: str = "",
 ) -> _KernelJSON:
     """Return the ``kernel.json`` of a kernel on a slice over the kernel ``base``, whose own is ``spec``.
 
@@ -359,6 +363,8 @@ def kernel_json(
         content["argv"] = _wrapped(content, size, wrapped_in)
         if batch:
             content["env"][BATCH_VARIABLE] = "1"
+        if pool_url:
+            content["env"][URL_VARIABLE] = pool_url
     else:
         config: dict[str, Any] = {"slice": str(size)}
         if preload is not None:
@@ -367,6 +373,8 @@ def kernel_json(
             config["preload_with_server"] = True
         if batch:
             config["batch"] = True
+        if pool_url:
+            config["pool_url"] = pool_url
         metadata["kernel_provisioner"] = {"provisioner_name": PROVISIONER, "config": config}
     return content
 

@@ -384,6 +384,15 @@ def test_the_logo_shows_the_size(size: str, filled: str | None, words: list[str]
     assert ", ".join(ring for ring in rings if ring) == (filled or "")
 
 
+def test_a_pool_that_is_named_is_the_kernels_own(prefix: Path) -> None:
+    url = "slurm:/var/tmp/pool.db"
+    (kernel,) = installer.install(sizes("2%"), prefix=prefix, pool_url=url)
+    spec = KernelSpecManager().get_kernel_spec(kernel.name)
+    assert spec.metadata["kernel_provisioner"]["config"]["pool_url"] == url
+    (wrapped,) = installer.install(sizes("2%"), prefix=prefix, pool_url=url, wrap=True)
+    assert KernelSpecManager().get_kernel_spec(wrapped.name).env["GPU_POOL_URL"] == url
+
+
 def test_a_batch_kernel_is_beside_the_others(prefix: Path) -> None:
     installer.install(sizes("2%"), prefix=prefix)
     (batch,) = installer.install(sizes("2%"), prefix=prefix, batch=True)

@@ -91,6 +91,8 @@ def install(
     """Install a GPU kernel for each size, based on an existing kernel.
 
     A size that the pool would refuse is installed anyway, with a message.
+    Named by --pool, that pool is the kernels' own; else it is the one that is
+    set where they are started.
     """
     from gpu_pool_kernels.installer import install as install_kernels
 
@@ -110,6 +112,7 @@ def install(
         preload=modules,
         with_server=with_server,
         batch=batch,
+        pool_url=session.url or "",
     )
     refused = refusals(session, requests)
     if session.as_json:
