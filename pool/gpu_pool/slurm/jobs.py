@@ -308,7 +308,9 @@ def _number(job: str) -> int:
 def how_ended(job: Job) -> str:
     """Say why a job has ended that was taken; empty where its main process ended by itself."""
     found = {
-        "CANCELLED": f"was cancelled by {job.cancelled_by or 'scancel or by an administrator'}.",
+        "CANCELLED": f"was cancelled by {job.cancelled_by}."
+        if job.cancelled_by
+        else "was cancelled, by scancel or by an administrator.",
         "TIMEOUT": "reached its time limit.",
         "DEADLINE": "reached its deadline.",
         "OUT_OF_MEMORY": "used more than its memory (not of the GPU), and was ended.",
