@@ -259,6 +259,7 @@ class SlurmBackend(Backend):
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
         """Return whose jobs Slurm has ended, and whose have begun."""
         self._adopt()
+        self._remove_leftovers()
         for job in list(self._jobs.values()):
             await self._see(job)
         taken = {
@@ -284,11 +285,16 @@ class SlurmBackend(Backend):
             try:
                 number = (folder / _SUBMITTED).read_text().strip()
             except OSError:
-                with suppress(OSError):
-                    if folder.stat().st_mtime < time.time() - _LEFT_OVER_AFTER:
-                        shutil.rmtree(folder, ignore_errors=True)
-                continue
+                continue  # it is being submitted, or its server was killed as it was
             self._jobs[lease_id] = KernelJob(number, folder, None, seen=Job(number, "PENDING"))
+
+    def _remove_leftovers(self) -> None:
+        """Remove the folders of jobs that were never submitted, since their server was killed."""
+        for folder in _base().glob(f"{self._mark}-*-*"):
+            with suppress(OSError):
+                is_old = folder.stat().st_mtime < time.time() - _LEFT_OVER_AFTER
+                if is_old and not (folder / _SUBMITTED).exists():
+                    shutil.rmtree(folder, ignore_errors=True)
 
     async def _see(self, job: KernelJob) -> None:
         """Take note of how a job is, as squeue said last; of one that it does not show, Slurm is asked."""
