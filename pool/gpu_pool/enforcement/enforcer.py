@@ -225,7 +225,7 @@ class Enforcer:
         if lease.state is not LeaseState.HELD:
             return lease
         if self._isolation.acts and self._isolation.must_open(lease):
-            opened, others = self._isolation.opened(), await self.store.run(held)
+            opened, others = await self._opened(), await self.store.run(held)
             await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others, opened))
         if not lease.simulated:
             self._watch_over()
@@ -256,7 +256,7 @@ class Enforcer:
         """Enforce no more what is not held any more; ``living`` reads what is."""
         if not self._isolation.acts:
             return
-        opened = self._isolation.opened()
+        opened = await self._opened()
         leases = [lease for lease in await living() if lease.state is LeaseState.HELD]
         await self._on_tiers(lambda: self._isolation.settle(leases, opened))
         now = time.monotonic()
@@ -283,7 +283,7 @@ class Enforcer:
             await asyncio.to_thread(self._watchdog.stop)
         if self._isolation.acts:
             with contextlib.suppress(PoolUnreachable):
-                await self._leave(self._isolation.opened(), await self.store.run(held))
+                await self._leave(await self._opened(), await self.store.run(held))
         self._tiers.stop()
         self._memory.stop()
 
@@ -301,6 +301,10 @@ class Enforcer:
         except (TierFailed, PoolUnreachable) as failure:
             await self._end(lease.id, EndReason.NOT_ENFORCED)
             raise PoolUnreachable(failure.message, failure.remedy) from failure
+
+    async def _opened(self) -> tuple[Lease, ...]:
+        """Return what is enforced, once what was begun is done: perhaps for nobody any more."""
+        return await self._on_tiers(self._isolation.opened)
 
     async def _on_tiers(self, job: Callable[[], T]) -> T:
         """Run a job in the tiers' thread. Raises ``PoolUnreachable`` where that takes too long."""

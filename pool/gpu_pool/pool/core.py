@@ -88,6 +88,7 @@ class PoolCore:
         #: Held while a lease's kernel is launched or ended, by the lease's id.
         self.launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._backend_runs = contextlib.AsyncExitStack()
+        self._is_closed = False
         backend.join(self)
         self._steps = PoolSteps(self)
         self.reconciler = Reconciler(self._steps.all(), self.settings.tuning.passes_every)
@@ -109,7 +110,10 @@ class PoolCore:
         self.reconciler.begin(asyncio.get_running_loop())
 
     async def close(self) -> None:
-        """Close the store once what was begun is done. Leases live on."""
+        """Close the store once what was begun is done, if that was not done yet. Leases live on."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         await self.reconciler.end()
         await self._backend_runs.aclose()
         await self._poller.close()

@@ -31,7 +31,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.passes import NO_PASSES
-from support.pools import ME, V100, device, embedded, key
+from support.pools import ME, V100, device, embedded, key, until
 
 HALF = parse_request("50%")
 
@@ -117,29 +117,68 @@ async def test_where_something_firm_holds_slices_nothing_is_on_top_and_that_is_s
         assert "hard (recorder; the limit above it changes nothing here)" in found.describe_limits()
 
 
+class Slow(Recorder):
+    """A tier that opens what it is told to once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opens, self.may_open = threading.Event(), threading.Event()
+
+    def open(self, lease: Lease) -> None:
+        super().open(lease)
+        self.opens.set()
+        self.may_open.wait(60)
+
+
+async def cancelled_while_it_is_opened(opened: GpuPool, tier: Slow) -> None:
+    """Ask for a half, and ask no more once the tier is about to open it."""
+    asking = asyncio.create_task(opened.request(HALF, ME, key()))
+    await asyncio.to_thread(tier.opens.wait, 60)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert (await opened.status()).leases == ()
+
+
 async def test_a_request_that_is_cancelled_while_its_slice_is_opened_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    opens, may_open = threading.Event(), threading.Event()
-
-    class Slow(Recorder):
-        def open(self, lease: Lease) -> None:
-            super().open(lease)
-            opens.set()
-            may_open.wait(60)
-
     tier = Slow()
     async with pool(tmp_path / "store.db", tier) as opened:
-        asking = asyncio.create_task(opened.request(HALF, ME, key()))
-        await asyncio.to_thread(opens.wait, 60)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        may_open.set()
-        assert (await opened.status()).leases == ()
-        await opened.core.reconciler.once()
+        await cancelled_while_it_is_opened(opened, tier)
+        before_last = opened.core.reconciler.counts["set bursts"]
+        done = before_last.times
+        passing = asyncio.create_task(opened.core.reconciler.once())
+        await until(lambda: before_last.times > done)
+        tier.may_open.set()  # in the pass's last step, which has begun
+        await passing
         assert tier.told[-2:] == ["open 50%", "close 50%"]
         assert [ended.reason for ended in await opened.history()] == [EndReason.WITHDRAWN]
+
+
+async def test_what_is_opened_for_nobody_any_more_is_closed_before_the_next_is_opened(
+    tmp_path: Path,
+) -> None:
+    tier = Slow()
+    async with pool(tmp_path / "store.db", tier) as opened:
+        await cancelled_while_it_is_opened(opened, tier)
+        following = asyncio.create_task(opened.request(parse_request("1"), ME, key()))
+        while not (await opened.status()).leases:  # held, and not opened yet
+            continue
+        tier.may_open.set()
+        await following
+        assert tier.told[2:] == ["open 50%", "close 50%", "open 1"]
+
+
+async def test_what_is_opened_for_nobody_any_more_is_closed_with_the_pool(tmp_path: Path) -> None:
+    tier = Slow()
+    async with pool(tmp_path / "store.db", tier) as opened:
+        await cancelled_while_it_is_opened(opened, tier)
+        closing = asyncio.create_task(opened.close())
+        await asyncio.sleep(0)  # it has begun before the tier is done
+        tier.may_open.set()
+        await closing
+        assert tier.told[2:] == ["open 50%", "close 50%"]
 
 
 async def test_what_has_ended_is_closed_before_the_next_is_opened(tmp_path: Path) -> None:
