@@ -26,8 +26,9 @@ from benchmarks.kernels import STOCK, one
 from benchmarks.report import Line, Skipped, compared, interval
 from benchmarks.sizes import sized
 from gpu_pool.slurm.backend import SlurmBackend
+from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.jobs import place
-from gpu_pool.slurm.watch import JobQueueWatch, ask
+from gpu_pool.slurm.watch import JobQueueWatch
 from gpu_pool_provisioner.pools import shared_pool
 from support.slurm import Slurm, missing, slurm_cluster
 

@@ -203,7 +203,7 @@ def test_another_job_on_the_node_has_a_pool_of_its_own(node: Node) -> None:
 
 def test_where_slurm_does_not_say_what_a_shard_is_nothing_is_granted(node: Node) -> None:
     told = node.run(f"PATH=/nowhere {_PROGRAM} run 2% -- /bin/true; echo status $?", "--gres=shard:40")
-    assert "Slurm does not say how many shards a GPU has there: scontrol cannot be run" in told
+    assert "Slurm does not say how many shards a GPU has there: Slurm's scontrol cannot be run" in told
     assert "Nothing is granted until it does." in told
     assert "status 3" in told
     whole = node.run(f"PATH=/nowhere {_PROGRAM} run 2% -- /bin/echo runs", "--gres=gpu:v100:1")

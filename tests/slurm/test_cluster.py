@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gpu_pool.slurm.watch import JobQueueWatch
 from support.slurm import Slurm
 
 _SHOW = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ.get('SLURM_SHARDS_ON_NODE'))"
@@ -25,3 +28,16 @@ def test_what_is_taken_makes_the_next_job_wait(slurm: Slurm) -> None:
     slurm.run("scancel", first)
     slurm.until(second, "RUNNING")
     assert slurm.state(first) == "CANCELLED"
+
+
+def test_what_a_person_has_set_about_its_output_hides_no_job(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, slurm.environment[name])
+    monkeypatch.setenv("SQUEUE_STATES", "COMPLETED")
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    job = slurm.submit("sleep 600", "--gres=gpu:t4:1")
+    watch = JobQueueWatch()
+    watch.look()
+    assert list(watch.jobs) == [job]

@@ -18,8 +18,8 @@ from gpu_pool.cli.checks import Check
 from gpu_pool.cli.formatting import safe
 from gpu_pool.settings import load_config
 from gpu_pool.slurm import jobs
+from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.settings import SlurmSettings
-from gpu_pool.slurm.watch import ask
 from gpu_pool.store import files
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client._processes import account_of

@@ -13,8 +13,8 @@ from gpu_pool.cli.courses import read_files
 from gpu_pool.cli.formatting import safe
 from gpu_pool.settings import load_config, load_settings
 from gpu_pool.slurm import jobs, limits
+from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.settings import SlurmSettings
-from gpu_pool.slurm.watch import ask
 from gpu_pool_client import GpuPoolError
 from gpu_pool_client._processes import account_of
 

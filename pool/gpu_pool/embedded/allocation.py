@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -19,14 +18,23 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.devices.visible import counts_in
+from gpu_pool.slurm.commands import ask
 from gpu_pool.store import files
 from gpu_pool.store.device_table import ForeignUse
 from gpu_pool.worker import Worker
-from gpu_pool_client import WHOLE, Device, NeverFits, SliceRequest, format_share
+from gpu_pool_client import (
+    WHOLE,
+    Device,
+    NeverFits,
+    NotAllowed,
+    PoolUnreachable,
+    SliceRequest,
+    format_share,
+)
 from gpu_pool_client._log import get_logger
 
-#: Seconds for Slurm to say when a job ends, until that is asked again, and for which anybody waits for it.
-_SAYS_WITHIN, _AGAIN_AFTER, _AWAITED = 30.0, 60.0, 2.0
+#: Seconds until it is asked again when a job ends, and for which anybody waits for the answer.
+_AGAIN_AFTER, _AWAITED = 60.0, 2.0
 #: Places for files of a job, the best first: sites that make a folder for each job name it by one of these.
 _TEMPORARY: Final = ("SLURM_TMPDIR", "TMPDIR")
 _WORD: Final = re.compile(r"[0-9A-Za-z_.,-]{1,64}", re.ASCII)
@@ -154,39 +162,23 @@ def check_fits(
 
 def gres_of(node: str) -> str:
     """Ask Slurm which GPUs and shards a node has. Raises ``SlurmSilent``."""
-    return _field(_scontrol("node", node), "Gres")
+    return _field(_show("node", node), "Gres")
 
 
 def end_of(job: str) -> float | None:
     """Ask Slurm when a job ends, in Unix seconds; None where it has no end. Raises ``SlurmSilent``."""
-    text = _field(_scontrol("job", job), "EndTime")
+    text = _field(_show("job", job), "EndTime")
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:  # "Unknown"
         return None
 
 
-def _scontrol(kind: str, name: str) -> str:
-    # What a person has set about the form of times, or of the output, is for a person.
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("SCONTROL_")}
+def _show(kind: str, name: str) -> str:
     try:
-        done = subprocess.run(
-            ["scontrol", "--oneliner", "show", kind, name],
-            env={**environ, "SLURM_TIME_FORMAT": "standard"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SAYS_WITHIN,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise SlurmSilent(f"scontrol has not answered for {_SAYS_WITHIN:g} s") from None
-    except OSError as error:
-        raise SlurmSilent(f"scontrol cannot be run: {error.strerror}") from error
-    if done.returncode:
-        raise SlurmSilent(f"scontrol: {(done.stderr.strip().splitlines() or ['no answer'])[-1][:200]}")
-    return done.stdout
+        return ask("scontrol", "--oneliner", "show", kind, name)
+    except (NotAllowed, PoolUnreachable) as error:
+        raise SlurmSilent(error.message.rstrip(".")) from error
 
 
 def _field(line: str, name: str) -> str:

@@ -30,10 +30,11 @@ from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import load_config, load_settings
 from gpu_pool.slurm import jobs
+from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.jobs import GpuKind, Job
 from gpu_pool.slurm.reverse_tunnels import ReverseTunnels
 from gpu_pool.slurm.settings import SlurmSettings
-from gpu_pool.slurm.watch import JobQueueWatch, ask, cancelled_by, last_of
+from gpu_pool.slurm.watch import JobQueueWatch, cancelled_by, last_of
 from gpu_pool.store import files
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.worker import Worker

@@ -1,17 +1,16 @@
-"""Slurm's commands, and one look at its queue for all kernels of this process."""
+"""One look at Slurm's queue for all kernels of this process, and what has become of single jobs."""
 
 from __future__ import annotations
 
-import os
 import pwd
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
+from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.jobs import (
     SINFO_USED_FORMAT,
     SQUEUE_FORMAT,
@@ -23,45 +22,11 @@ from gpu_pool.slurm.jobs import (
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client._log import get_logger
 
-#: Seconds for Slurm to answer; between two looks at its queue, in seconds and in times of what one takes, and
-#: at most; and without anybody who asks for it, until nobody looks any more.
-_ANSWERS_WITHIN, _EVERY, _TIMES, _SELDOM, _IDLE = 120.0, 3.0, 20.0, 60.0, 30.0
+#: Seconds between two looks at the queue, in seconds and in times of what one takes, and at most; and without
+#: anybody who asks for it, until nobody looks any more.
+_EVERY, _TIMES, _SELDOM, _IDLE = 3.0, 20.0, 60.0, 30.0
 #: Seconds between two looks at which GPUs are free, while somebody waits.
 _FREE_EVERY: Final = 15.0
-_MOST_WORDS: Final = 500
-
-
-def ask(*words: str, told: str = "") -> str:
-    """Run a command of Slurm's, with this on its standard input, and return what it printed.
-
-    Raises ``PoolUnreachable`` where there is none, or no answer; ``NotAllowed``, with its words, where Slurm
-    refuses.
-    """
-    try:
-        done = subprocess.run(
-            words,
-            input=told,
-            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWERS_WITHIN,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise PoolUnreachable(f"Slurm does not answer: {words[0]} has taken {_ANSWERS_WITHIN:g} s.") from None
-    except OSError as error:
-        raise PoolUnreachable(
-            f"Slurm's {words[0]} cannot be run: {error.strerror}.",
-            "Start Jupyter where Slurm's commands are.",
-        ) from error
-    if done.returncode == 0:
-        return done.stdout
-    said = " ".join(done.stderr.split())[:_MOST_WORDS]
-    if "Unable to contact" in said or "Socket timed out" in said or "Connection refused" in said:
-        raise PoolUnreachable(f"Slurm does not answer: {said}")
-    what = "Slurm refuses the kernel's job" if words[0] == "sbatch" else f"Slurm's {words[0]} fails"
-    raise NotAllowed(f"{what}: {said}", "Ask for something else, or ask the administrator.")
 
 
 def last_of(job: str) -> Job | None:

@@ -1,0 +1,49 @@
+"""How Slurm is asked: by its commands, with one time-out, one environment, and words for what went wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Final
+
+from gpu_pool_client import NotAllowed, PoolUnreachable
+
+#: Seconds for Slurm to answer. Its commands try for longer than a minute while slurmctld is away.
+_ANSWERS_WITHIN: Final = 120.0
+_MOST_WORDS: Final = 500
+#: What a person has set about the form of output is for a person. What jobs ask for (``SBATCH_…``) stays.
+_FOR_PEOPLE: Final = ("SACCT_", "SCONTROL_", "SINFO_", "SQUEUE_")
+
+
+def ask(*words: str, told: str = "") -> str:
+    """Run a command of Slurm's, with this on its standard input, and return what it printed.
+
+    Raises ``PoolUnreachable`` where there is none, or no answer; ``NotAllowed``, with its words, where Slurm
+    refuses.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOR_PEOPLE)}
+    try:
+        done = subprocess.run(
+            words,
+            input=told,
+            env={**environ, "SLURM_TIME_FORMAT": "standard"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWERS_WITHIN,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PoolUnreachable(f"Slurm does not answer: {words[0]} has taken {_ANSWERS_WITHIN:g} s.") from None
+    except OSError as error:
+        raise PoolUnreachable(
+            f"Slurm's {words[0]} cannot be run: {error.strerror}.",
+            "Start Jupyter where Slurm's commands are.",
+        ) from error
+    if done.returncode == 0:
+        return done.stdout
+    said = " ".join(done.stderr.split())[:_MOST_WORDS]
+    if "Unable to contact" in said or "Socket timed out" in said or "Connection refused" in said:
+        raise PoolUnreachable(f"Slurm does not answer: {said}")
+    what = "Slurm refuses the kernel's job" if words[0] == "sbatch" else f"Slurm's {words[0]} fails"
+    raise NotAllowed(f"{what}: {said}", "Ask for something else, or ask the administrator.")
