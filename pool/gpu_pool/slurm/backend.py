@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import json
 import os
 import shlex
 import shutil
@@ -15,12 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from jupyter_core.paths import jupyter_data_dir
 from traitlets import TraitError
 
 from gpu_pool.audit.callers import Caller
@@ -29,9 +26,10 @@ from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, LeasesObserved
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import load_config, load_settings
-from gpu_pool.slurm import jobs
+from gpu_pool.slurm import jobs, launching
 from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.jobs import GpuKind, Job
+from gpu_pool.slurm.launching import ALONE
 from gpu_pool.slurm.reverse_tunnels import ReverseTunnels
 from gpu_pool.slurm.settings import SlurmSettings
 from gpu_pool.slurm.watch import JobQueueWatch, cancelled_by, last_of
@@ -58,7 +56,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._home import expanded
 from gpu_pool_client._log import get_logger
-from gpu_pool_client._pods import POD_VARIABLE, ROOM
+from gpu_pool_client._pods import ROOM
 from gpu_pool_client._pool import split_url
 
 if TYPE_CHECKING:
@@ -68,12 +66,6 @@ if TYPE_CHECKING:
 _KNOWN_FOR, _WITHIN, _GLANCE = 60.0, 130.0, 0.25
 #: Seconds between two such looks while a job may begin at once, or has begun; and for how long it may.
 _SOON, _AT_ONCE = 0.03, 5.0
-#: Seconds for which a node is tried before the tunnel from it is used.
-_REACHED_WITHIN: Final = 2.0
-#: Seconds between two attempts meanwhile: the supervisor may just be starting.
-_REACHED_EVERY: Final = 0.02
-#: Seconds without its server after which a kernel's job ends.
-ALONE: Final = 120
 _FOR_KERNELS: Final = (
     "A slice of a Slurm cluster is a kernel's, whose job is started with it.",
     "Start a command by Slurm itself: srun --gres=gpu:1 COMMAND.",
@@ -279,7 +271,7 @@ class SlurmBackend(Backend):
         for lease_id, job in list(self._jobs.items()):
             if job.command is None and not job.folder.is_dir():
                 del self._jobs[lease_id]
-        for folder in sorted(_base().glob(f"{self._mark}-*-*")):
+        for folder in sorted(launching.base().glob(f"{self._mark}-*-*")):
             lease_id = folder.name.removeprefix(f"{self._mark}-").rpartition("-")[0]
             if lease_id in self._jobs:
                 continue
@@ -291,7 +283,7 @@ class SlurmBackend(Backend):
 
     def _remove_leftovers(self) -> None:
         """Remove the folders of jobs that were never submitted, since their server was killed."""
-        for folder in _base().glob(f"{self._mark}-*-*"):
+        for folder in launching.base().glob(f"{self._mark}-*-*"):
             with suppress(OSError):
                 is_old = folder.stat().st_mtime < time.time() - _LEFT_OVER_AFTER
                 if is_old and not (folder / _SUBMITTED).exists():
@@ -325,7 +317,9 @@ class SlurmBackend(Backend):
             await self.end(lease.id)
             shutil.rmtree(known.folder, ignore_errors=True)
         tunnel = {**await self._tunnels.expect(lease.id), "addresses": self._settings.addresses()}
-        folder = self._write(lease, kernel, tunnel)
+        folder = launching.write_order(
+            f"{self._mark}-{lease.id}", lease, kernel, alone=ALONE, tunnel=tunnel, variables={}
+        )
         course, node = await self._course(lease.holder.course), lease.slices[0].device.node
         kind = next((each for each in self._kinds(course) if f"any {each.type or 'GPU'}" == node), None)
         if kind is None:
@@ -337,11 +331,11 @@ class SlurmBackend(Backend):
             f"--gres={kind.gres(lease.request)}",
             f"--job-name={self._name(lease.id)}",
             f"--comment={_plain(lease.holder.course or '')}",
-            f"--output={folder}/output.txt",
+            f"--output={folder / launching.OUTPUT}",
             f"--chdir={folder}",
             *self._settings.options(course),
         ]
-        command = shlex.join([kernel.argv_here[0], _launcher(), "job", str(folder)])
+        command = shlex.join(launching.command(kernel, folder))
         if self._tracks_keys and lease.holder.course:
             options.append(f"--wckey={_plain(lease.holder.course)}")
         lines = None if course is None else course.prologue
@@ -379,30 +373,6 @@ class SlurmBackend(Backend):
         now = await asyncio.to_thread(files.now)
         return {name: course.slurm for name, course in now.usable.items()} if isinstance(now, Courses) else {}
 
-    def _write(self, lease: Lease, kernel: KernelCommand, tunnel: Mapping[str, Any]) -> Path:
-        """Write what the job is to run where only this user reads it; return the folder."""
-        if not kernel.argv_here:
-            raise BadRequest(
-                "This kernel's command cannot be run in a Slurm job.", "Start it by a Jupyter server."
-            )
-        base = _base()
-        base.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = base / f"{self._mark}-{lease.id}-{time.time_ns()}"
-        folder.mkdir(mode=0o700)
-        ours = {name: value for name, value in lease.environment.items() if name.startswith("GPU_POOL_")}
-        told: dict[str, Any] = {
-            "connection": {**kernel.connection, "ip": "0.0.0.0", "transport": "tcp"},  # noqa: S104
-            "argv": kernel.argv_here,
-            "environment": {**kernel.environment, **ours, POD_VARIABLE: "1"},
-            "folder": kernel.folder_here,
-            "preload": kernel.preload,
-            "alone": ALONE,
-            "tunnel": tunnel,
-        }
-        with open(os.open(folder / "kernel.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(told, file)
-        return folder
-
     async def follow(self, lease_id: str, seen: str, seconds: float) -> KernelPod:
         """See ``KernelHost.follow``."""
         give_up_at = time.monotonic() + seconds
@@ -427,15 +397,13 @@ class SlurmBackend(Backend):
     async def _reach(self, lease_id: str, job: KernelJob) -> None:
         """Find out how a kernel that runs is reached: on its node, or by the tunnel that its job opens."""
         if not job.ports:
-            with suppress(OSError, ValueError):
-                told = json.loads((job.folder / "address.json").read_text())
-                node, job.ports = told.pop("node"), told
-                if job.seen.waits and node:
-                    job.seen = replace(job.seen, state="RUNNING", node=node)
+            job.ports, node = launching.read_ports(job.folder)
+            if job.seen.waits and node:
+                job.seen = replace(job.seen, state="RUNNING", node=node)
         if job.address or not job.ports or not job.seen.node or job.seen.is_over:
             return
         address = self._addresses.get(job.seen.node, job.seen.node)
-        if await _answers(address, job.ports["supervisor"]):
+        if await launching.answers(address, job.ports["supervisor"]):
             job.address = address
         elif through := self._tunnels.ports(lease_id):
             job.address, job.ports = "127.0.0.1", through
@@ -469,11 +437,7 @@ class SlurmBackend(Backend):
     def _failed(self, job: KernelJob, code: int) -> str:
         if not code:
             return ""
-        last = ""
-        with suppress(OSError):
-            lines = (job.folder / "output.txt").read_text(errors="replace").strip().splitlines()
-            last = f" Its last words: {lines[-1][:200]}" if lines else ""
-        return f"Slurm job {job.id} ended with status {code}.{last}"
+        return f"Slurm job {job.id} ended with status {code}.{launching.last_words(job.folder)}"
 
     async def end(self, lease_id: str) -> None:
         """See ``KernelHost.end``."""
@@ -528,35 +492,6 @@ class SlurmBackend(Backend):
 
     def _name(self, lease_id: str) -> str:
         return f"gpu-pool-{self._mark}-{lease_id}"
-
-
-def _base() -> Path:
-    """Return where the folders of jobs are, which nodes see as well."""
-    return Path(jupyter_data_dir()) / "gpu-pool-jobs"
-
-
-async def _answers(address: str, port: int) -> bool:
-    """Whether somebody listens there, or soon does."""
-    give_up_at = time.monotonic() + _REACHED_WITHIN
-    while (left := give_up_at - time.monotonic()) > 0:
-        try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), left)
-        except ConnectionRefusedError:  # noqa: PERF203 - it waits most of the time
-            await asyncio.sleep(_REACHED_EVERY)
-        except (OSError, asyncio.TimeoutError):
-            return False
-        else:
-            writer.close()
-            return True
-    return False
-
-
-def _launcher() -> str:
-    """Return the program that runs a kernel's job, which is started by path. Raises ``PoolUnreachable``."""
-    found = find_spec("gpu_pool_kernels")
-    if found is None or not found.submodule_search_locations:
-        raise PoolUnreachable("The kernels' part of jupyter-gpu-pool is not installed.", "Install it again.")
-    return str(Path(next(iter(found.submodule_search_locations)), "inkernel", "launch.py"))
 
 
 def _plain(text: str) -> str:

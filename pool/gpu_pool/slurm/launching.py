@@ -1,0 +1,132 @@
+"""What a kernel's job, or step, is told, where that stands, and how its node is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from jupyter_core.paths import jupyter_data_dir
+
+from gpu_pool_client import BadRequest, KernelCommand, Lease, PoolUnreachable
+from gpu_pool_client._pods import POD_VARIABLE
+
+#: Seconds without its server after which a kernel's job ends.
+ALONE: Final = 120
+#: Seconds for which a node is tried.
+_REACHED_WITHIN: Final = 2.0
+#: Seconds between two attempts meanwhile: the supervisor may just be starting.
+_REACHED_EVERY: Final = 0.02
+#: Characters of a job's last line that are shown.
+_MOST_SHOWN: Final = 200
+#: Where a job's output goes, in its folder.
+OUTPUT: Final = "output.txt"
+
+
+def base() -> Path:
+    """Return where the folders of jobs are, which nodes see as well."""
+    return Path(jupyter_data_dir()) / "gpu-pool-jobs"
+
+
+def write_order(
+    name: str,
+    lease: Lease,
+    kernel: KernelCommand,
+    *,
+    alone: float,
+    tunnel: Mapping[str, object],
+    variables: Mapping[str, str],
+) -> Path:
+    """Write what a job is to run where only this user reads it; return the folder.
+
+    Parameters
+    ----------
+    name
+        How the folder's name begins.
+    lease, kernel
+        What the kernel has, and which it is.
+    alone
+        Seconds without its server after which it ends.
+    tunnel
+        How it connects to its server, see ``gpu_pool_kernels.inkernel.reverse_tunnel``; empty if it does not.
+    variables
+        The kernel's variables besides its own and the pool's.
+
+    Raises ``BadRequest`` where the command is not that of a machine with the same files.
+    """
+    if not kernel.argv_here:
+        raise BadRequest(
+            "This kernel's command cannot be run in a Slurm job.", "Start it by a Jupyter server."
+        )
+    base().mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = base() / f"{name}-{time.time_ns()}"
+    folder.mkdir(mode=0o700)
+    ours = {name: value for name, value in lease.environment.items() if name.startswith("GPU_POOL_")}
+    told = {
+        "connection": {**kernel.connection, "ip": "0.0.0.0", "transport": "tcp"},  # noqa: S104
+        "argv": kernel.argv_here,
+        "environment": {**kernel.environment, **ours, **variables, POD_VARIABLE: "1"},
+        "folder": kernel.folder_here,
+        "preload": kernel.preload,
+        "alone": alone,
+        "tunnel": tunnel,
+    }
+    with open(os.open(folder / "kernel.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(told, file)
+    return folder
+
+
+def command(kernel: KernelCommand, folder: Path) -> list[str]:
+    """Return the command of a job's main process, which runs what :func:`write_order` has written.
+
+    Raises ``PoolUnreachable`` where that is not installed.
+    """
+    found = find_spec("gpu_pool_kernels")
+    if found is None or not found.submodule_search_locations:
+        raise PoolUnreachable("The kernels' part of jupyter-gpu-pool is not installed.", "Install it again.")
+    launcher = Path(next(iter(found.submodule_search_locations)), "inkernel", "launch.py")
+    return [kernel.argv_here[0], str(launcher), "job", str(folder)]
+
+
+def read_ports(folder: Path) -> tuple[dict[str, int], str]:
+    """Return the ports at which a job's main process has said that it listens, and its node; or nothing."""
+    with suppress(OSError, ValueError):
+        told = json.loads((folder / "address.json").read_text())
+        node = told.pop("node")
+        return told, node
+    return {}, ""
+
+
+def last_words(folder: Path) -> str:
+    """Return a sentence with the last line that a job has written; empty where there is none.
+
+    What Slurm adds to say that it has ended counts only where there is nothing else.
+    """
+    with suppress(OSError):
+        lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()
+        own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
+        if last := (own or lines)[-1:]:
+            return f" Its last words: {last[0][:_MOST_SHOWN]}"
+    return ""
+
+
+async def answers(address: str, port: int) -> bool:
+    """Whether somebody listens there, or soon does."""
+    give_up_at = time.monotonic() + _REACHED_WITHIN
+    while (left := give_up_at - time.monotonic()) > 0:
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), left)
+        except ConnectionRefusedError:  # noqa: PERF203 - it waits most of the time
+            await asyncio.sleep(_REACHED_EVERY)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        else:
+            writer.close()
+            return True
+    return False
