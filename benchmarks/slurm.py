@@ -48,7 +48,6 @@ def prepare(folder: Path) -> dict[str, str]:
     batch = [
         "sbatch",
         "--wait",
-        "--export=NONE",
         *_OPTIONS,
         "--output=/dev/null",
         "--wrap",

@@ -38,6 +38,21 @@ async def test_a_kernel_is_a_job_on_the_part_of_a_gpu_that_it_asked_for(login: L
         )  # after "gres:", "gres/" since 22.11
 
 
+async def test_a_job_has_what_the_users_profile_sets_and_nothing_of_the_server(
+    login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".bash_profile").write_text("export FROM_PROFILE=set\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TOKEN_OF_SERVER", "secret")
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        show = "import os; print(*map(os.environ.get, ('FROM_PROFILE', 'HOME', 'TOKEN_OF_SERVER')))"
+        cell = await page.run(show).done()
+        assert cell.outputs[-1] == f"set {tmp_path} None\n"
+        cell = await page.run("print(open(f'/proc/{os.getppid()}/environ').read())").done()
+        assert "TOKEN_OF_SERVER" not in cell.outputs[-1]
+
+
 async def test_the_cell_shows_where_the_job_stands_and_runs_by_itself(login: Login) -> None:
     taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1", "--time=10")
     login.slurm.until(taken, "RUNNING")

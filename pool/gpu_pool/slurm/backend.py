@@ -327,7 +327,7 @@ class SlurmBackend(Backend):
                 "The partition of this kernel's course has no such GPU any more.", "Start the kernel anew."
             )
         options = [
-            *("--parsable", "--export=NONE", "--no-requeue", "--nodes=1", "--ntasks=1"),
+            *("--parsable", "--export=ALL", "--no-requeue", "--nodes=1", "--ntasks=1"),
             f"--gres={kind.gres(lease.request)}",
             f"--job-name={self._name(lease.id)}",
             f"--comment={_plain(lease.holder.course or '')}",
@@ -340,7 +340,8 @@ class SlurmBackend(Backend):
             options.append(f"--wckey={_plain(lease.holder.course)}")
         lines = None if course is None else course.prologue
         prologue = self._settings.prologue if lines is None else "\n".join(lines)
-        script = f"#!/bin/sh\n{prologue}\n{ROOM}exec {command}\n"
+        # A login shell, as the site's profile makes it: Slurm takes a second or more where it is to do that.
+        script = f"#!/bin/bash -l\n{prologue}\n{ROOM}exec {command}\n"
         try:
             number = (await self._ask("sbatch", *options, told=script)).strip().partition(";")[0]
         except GpuPoolError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from typing import Final
 
@@ -11,8 +12,11 @@ from gpu_pool_client import NotAllowed, PoolUnreachable
 #: Seconds for Slurm to answer. Its commands try for longer than a minute while slurmctld is away.
 _ANSWERS_WITHIN: Final = 120.0
 _MOST_WORDS: Final = 500
-#: What a person has set about the form of output is for a person. What jobs ask for (``SBATCH_…``) stays.
-_FOR_PEOPLE: Final = ("SACCT_", "SCONTROL_", "SINFO_", "SQUEUE_")
+#: By what Slurm's commands are found and set, and who the user is; not what a person has set about the form
+#: of their output.
+_NEEDED: Final = re.compile(
+    r"(SLURM|SBATCH|LC)_.*|PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ", re.ASCII
+)
 
 
 def ask(*words: str, told: str = "") -> str:
@@ -21,7 +25,8 @@ def ask(*words: str, told: str = "") -> str:
     Raises ``PoolUnreachable`` where there is none, or no answer; ``NotAllowed``, with its words, where Slurm
     refuses.
     """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOR_PEOPLE)}
+    # A job that is submitted has these as well: nothing secret may be among them.
+    environ = {name: value for name, value in os.environ.items() if _NEEDED.fullmatch(name)}
     try:
         done = subprocess.run(
             words,
