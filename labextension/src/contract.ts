@@ -15,6 +15,7 @@ export type Strength = 'hard' | 'cooperative' | 'none';
  * - `starting`: the slice is there, the kernel is on its way
  * - `held`: the kernel runs on its slice
  * - `parked`: the slice was lent to others, the variables are kept
+ * - `asleep`: as parked, and the kernel is on disk
  * - `resuming`: parked, and in the queue again
  * - `none`: the kernel gave up, or its slice is over
  */
@@ -92,6 +93,9 @@ export interface ISlice {
   asked_back: boolean;
   /** Whether it goes, or has gone, to somebody who waits while the kernel is idle. */
   gives_way: boolean;
+  /** Since when the kernel is on disk, and the MiB that it takes there; missing in older servers. */
+  asleep_since?: number | null;
+  image_mib?: number | null;
   devices: IDevice[];
   node: string;
   memory: IMemory | null;

@@ -298,6 +298,9 @@ export function rows(slice: ISlice, now: number, trans: Words): IRow[] {
   if (slice.pending_size) {
     row(trans.__('After a restart'), sizeName(slice.pending_size, trans));
   }
+  if (slice.image_mib) {
+    row(trans.__('On disk'), memory(null, slice.image_mib, trans));
+  }
   return [...found, ...times(slice, now, trans)];
 }
 
@@ -313,6 +316,7 @@ function times(slice: ISlice, now: number, trans: Words): IRow[] {
     [trans.__('Held for'), slice.held_at, since],
     [trans.__('Time left'), slice.held_at === null ? null : slice.ends_at, until],
     [trans.__('Idle for'), slice.idle_since, since],
+    [trans.__('Asleep for'), slice.asleep_since ?? null, since],
     [trans.__('Lent if somebody waits'), slice.yields_at, from],
     [ends, slice.gives_back_at, until],
     [trans.__('Kept for'), slice.kept_until, until]

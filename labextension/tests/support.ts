@@ -36,6 +36,8 @@ export function slice(changes: Partial<ISlice> = {}): ISlice {
     kept_until: null,
     asked_back: false,
     gives_way: false,
+    asleep_since: null,
+    image_mib: null,
     devices: [{ name: 'V100', simulated: false }],
     node: '',
     memory: { granted_mib: 655, used_mib: 512, strength: 'none', by: 'accounting only' },

@@ -136,6 +136,21 @@ test('what may be used on top is told beside what is granted', () => {
   );
 });
 
+test('of a kernel on disk it is told since when, and what it takes there', () => {
+  const asleep = slice({
+    state: 'asleep',
+    memory: null,
+    compute: null,
+    devices: [],
+    held_at: null
+  });
+  const told = texts.rows({ ...asleep, asleep_since: NOW - 7200, image_mib: 320 }, NOW, trans);
+  assert.deepEqual(
+    told.map(each => `${each.label}: ${each.value}`),
+    ['On disk: 320 MiB', 'Asleep for: 2 h']
+  );
+});
+
 const said = (given: ISlice | null): string => texts.announcement(given, NOW, trans);
 
 test('what changes all the time is not said aloud', () => {

@@ -15,6 +15,7 @@ from gpu_pool_provisioner.environment import is_ipython
 from gpu_pool_provisioner.launchers.base import (
     CannotWakeError,
     HeldLease,
+    ImageGoneError,
     KernelRun,
     LaunchPlan,
     NotReadyError,
@@ -47,6 +48,7 @@ _PORTS_TAKEN: Final = (
 KEEP: Final = "gpu_pool_keep"
 #: Seconds in which an idle kernel answers; one that does not is left alone.
 _ANSWERS_WITHIN: Final = 5.0
+_MIB: Final = 1 << 20
 #: Seconds in which the last that an ended kernel has sent arrives.
 _LAST_WITHIN: Final = 1.0
 #: What a Python kernel that has not initialised CUDA sees of its devices.
@@ -306,8 +308,8 @@ class KernelWork:
     # -- To disk and back --------------------------------------------------------
 
     async def _hibernate(self) -> events.Event:
-        kept, run = self._driver.kept, self.run
-        if kept is None or not isinstance(run, ProcessRun):
+        kept, run, lease = self._driver.kept, self.run, self._driver.session.lease
+        if kept is None or lease is None or not isinstance(run, ProcessRun):
             return events.NotHibernated(texts.stays_awake(_NOT_KEPT))
         try:
             if await self._pool.keeps_on_device():
@@ -325,10 +327,10 @@ class KernelWork:
         run.disconnect()
         try:
             await kept.closed(run.sockets)
-            await kept.sleep()
+            size = await kept.sleep(lease)
         except StaysAwakeError as error:
             return await self._stays_awake(kept, run, str(error))
-        return events.Hibernated()
+        return events.Hibernated(-(-size // _MIB))
 
     async def _stays_awake(self, kept: KeptKernel, run: ProcessRun, why: str) -> events.Event:
         """Connect again to a kernel that was not written to disk."""
@@ -353,6 +355,8 @@ class KernelWork:
                 kept.kill()
                 run.close()
                 raise
+        except ImageGoneError:
+            return events.NotWoken(texts.IMAGE_GONE)
         except (CannotWakeError, NotReadyError, GpuPoolError) as error:
             return events.NotWoken(texts.not_woken(str(error)))
         before.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -116,6 +117,37 @@ file = open({str(read)!r}); file.readline()
         assert await printed(page, "print(count > before, len(In) > 1)") == "True True\n"
     await km.shutdown_kernel(now=True)
     await eventually(jupyter_env.is_empty)
+
+
+async def test_who_administers_the_machine_sees_what_sleeps_and_can_remove_it(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    km = manager(jupyter_env.install("usual folder", "50%", hibernate_after=0.5, criu=CRIU))
+    await km.start_kernel()
+
+    async def program(*words: str) -> str:
+        command = sys.executable, "-m", "gpu_pool.cli", *words
+        there = {**os.environ, "GPU_POOL_URL": jupyter_env.url}
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=there)
+        output, _ = await process.communicate()
+        return output.decode()
+
+    async with frontend(km) as page:
+        await printed(page, "kept = 1")
+        await asleep(km)
+        lease = await jupyter_env.only_lease()
+        (image,) = json.loads(await program("hibernated", "--json"))["images"]
+        assert (image["lease"], image["kernel"]) == (lease.id, lease.holder.kernel)
+        on_disk = km.provisioner.session.on_disk
+        assert on_disk.image_mib == -(-image["image_bytes"] // 2**20) > 10
+        assert json.loads(await program("status", "--json"))["asleep"] == [image]
+        assert f"asleep, {on_disk.image_mib}MiB" in await program("status")
+        await program("hibernated", "--remove", lease.id)
+        assert json.loads(await program("status", "--json"))["asleep"] == []
+        cell = await page.run("print(kept)").done()
+        assert "was removed: its variables are gone" in "".join(cell.outputs)
+        await km.restart_kernel(now=True)
+        assert await printed(page, "print(1)") == "1\n"
 
 
 async def test_what_others_write_to_the_history_meanwhile_does_not_keep_it_asleep(

@@ -321,7 +321,8 @@ class World:
                 return [lambda: events.Resized(CHANGE)]
             case effects.Hibernate():
                 stays = lambda: events.NotHibernated(self.chance.choice(["", "It works."]))  # noqa: E731
-                return [events.Hibernated, events.Hibernated, stays]
+                asleep = lambda: events.Hibernated(118)  # noqa: E731
+                return [asleep, asleep, stays]
             case effects.Wake():
                 return [events.Woken, events.Woken, lambda: events.NotWoken("A file has changed.")]
             case effects.EndKernel():

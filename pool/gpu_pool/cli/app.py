@@ -66,6 +66,7 @@ VERBS: Final[Mapping[str, str]] = {
     "shell": "running:shell",
     "release": "requesting:release",
     "kernels": "kernels:kernels",
+    "hibernated": "hibernation:hibernated",
     "why": "administering:why",
     "history": "administering:history",
     "report": "administering:report",

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_pool.cli import formatting, screen
-from gpu_pool.cli.formatting import plain_devices, plain_lease, plain_status
+from gpu_pool.cli.formatting import Plain, plain_devices, plain_lease, plain_status
+from gpu_pool.cli.hibernation import asleep, in_words, plain
 from gpu_pool.cli.session import (
     TAKE_ONE,
     CommandSession,
@@ -79,7 +80,7 @@ def status(session: CommandSession, watch: bool) -> int:
     if not watch:
         found = _status(session)
         if session.as_json:
-            screen.show_json(plain_status(found))
+            screen.show_json(_plain(found))
         else:
             screen.show(_status_table(found))
         return 0
@@ -149,8 +150,16 @@ def _others_hold(status: PoolStatus) -> bool:
     return not status.leases and any(device.leases for device in status.devices)
 
 
+def _plain(status: PoolStatus) -> Plain:
+    return {**plain_status(status), "asleep": [plain(each) for each in asleep(status).values()]}
+
+
 def _status_table(status: PoolStatus) -> Shown:
+    sleeping = asleep(status)
     rows = formatting.lease_rows(status, time.time())
+    for row in rows:
+        if (header := sleeping.get(row[-1])) is not None:
+            row[0] = in_words(header)
     if not rows:
         return _ONLY_OTHERS if _others_hold(status) else "Nothing is held, and nobody waits."
     left_out = {formatting.LIMITS} if screen.is_narrow() else set()
@@ -164,7 +173,7 @@ def _status_table(status: PoolStatus) -> Shown:
 async def _watch(session: CommandSession) -> None:
     if session.as_json:
         async for status in _changes(session):
-            screen.show_json(plain_status(status), indent=None)
+            screen.show_json(_plain(status), indent=None)
         return
     out = screen.console()
     if not out.is_terminal:

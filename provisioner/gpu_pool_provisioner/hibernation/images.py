@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from gpu_pool_client import _procfs
-from gpu_pool_provisioner.launchers.base import CannotWakeError
+from gpu_pool_client import Lease, _procfs
+from gpu_pool_provisioner.launchers.base import CannotWakeError, ImageGoneError
 
+#: The folder of a whole image, in that of its kernel.
+IMAGE: Final = "image"
 _HEADER: Final = "header.json"
 _VERSION: Final = 1
 _BLOCK: Final = 1 << 20
@@ -25,6 +27,12 @@ _BLOCK: Final = 1 << 20
 class Header:
     """What an image says of the kernel in it."""
 
+    #: Its lease, by its id; whose it is, and what that user calls it.
+    lease: str
+    user: str
+    kernel: str
+    #: When it was stopped, in Unix seconds.
+    since: float
     #: The pipe to which it wrote its output, by the system's number.
     output_pipe: int
     #: The start of this machine's system, as it was; and what its processor can do, by a digest.
@@ -36,6 +44,23 @@ class Header:
     opened: dict[str, int]
     #: Bytes and digest of the image's own files.
     files: dict[str, tuple[int, str]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the image's own files."""
+        return sum(size for size, _ in self.files.values())
+
+
+def found(parent: str) -> list[tuple[Path, Header]]:
+    """Return the whole images in the folder where kernels sleep, oldest first; none where that is not there.
+
+    Blocks. What cannot be read is left out. Raises ``OSError`` where the folder itself cannot be.
+    """
+    headers: list[tuple[Path, Header]] = []
+    for folder in Path(parent).iterdir() if Path(parent).exists() else ():
+        with suppress(CannotWakeError, OSError, ValueError, KeyError, TypeError):
+            headers.append((folder / IMAGE, _read(folder / IMAGE)))
+    return sorted(headers, key=lambda each: each[1].since)
 
 
 def pids_with(pid: int) -> list[int]:
@@ -60,19 +85,31 @@ def needs_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def finish(folder: Path, pid: int, output_pipe: int) -> None:
+def finish(folder: Path, pid: int, output_pipe: int, lease: Lease, since: float) -> Header:
     """Make the image in ``folder`` of a stopped kernel whole: on the disk, with what it says of itself.
 
-    Blocks. Raises ``OSError``.
+    Blocks. Returns that. Raises ``OSError``.
     """
     mapped, opened = _files_of(pids_with(pid))
     files = {each.name: _digest(each, sync=True) for each in _parts(folder)}
-    header = Header(output_pipe, _boot_id(), _cpu(), mapped, opened, files)
+    header = Header(
+        lease=lease.id,
+        user=lease.holder.user,
+        kernel=lease.holder.kernel or "",
+        since=since,
+        output_pipe=output_pipe,
+        boot_id=_boot_id(),
+        cpu=_cpu(),
+        mapped=mapped,
+        opened=opened,
+        files=files,
+    )
     with (folder / _HEADER).open("w") as file:
         json.dump({"version": _VERSION, **asdict(header)}, file)
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
+    return header
 
 
 def checked(folder: Path) -> Header:
@@ -80,11 +117,10 @@ def checked(folder: Path) -> Header:
 
     Blocks. Raises ``CannotWakeError``.
     """
+    if not folder.exists():
+        raise ImageGoneError("its image was removed.")
     try:
-        read = json.loads((folder / _HEADER).read_text())
-        if read.pop("version") != _VERSION:
-            raise CannotWakeError("another version of this program has written it.")
-        header = Header(**read)
+        header = _read(folder)
         found = {each.name: _digest(each) for each in _parts(folder)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CannotWakeError(f"what is on disk cannot be read ({error}).") from error
@@ -97,6 +133,14 @@ def checked(folder: Path) -> Header:
     if changed:
         raise CannotWakeError(f"{_named(changed)} changed, or went, while it slept.")
     return header
+
+
+def _read(folder: Path) -> Header:
+    """Return what an image says. Raises ``CannotWakeError``, ``OSError`` and what JSON raises."""
+    read = json.loads((folder / _HEADER).read_text())
+    if read.pop("version") != _VERSION:
+        raise CannotWakeError("another version of this program has written it.")
+    return Header(**read)
 
 
 def _named(paths: Iterable[str]) -> str:

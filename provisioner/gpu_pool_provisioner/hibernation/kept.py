@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from gpu_pool_client import Process
+from gpu_pool_client import Lease, Process
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._requests import memory_in_words
 from gpu_pool_provisioner.folders import HeldFolder
@@ -177,8 +177,10 @@ class KeptKernel:
         while _is_connected(os.fsencode(prefix)) and time.monotonic() < give_up_at:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY)
 
-    async def sleep(self) -> None:
-        """Write it to disk and end its process. Raises ``StaysAwakeError``, and it runs as before.
+    async def sleep(self, lease: Lease) -> int:
+        """Write it to disk and end its process; return the bytes of its image.
+
+        Raises ``StaysAwakeError``, and it runs as before.
 
         Given up, it leaves no image, and a process that may be stopped.
         """
@@ -188,7 +190,8 @@ class KeptKernel:
             if log is not None:
                 get_logger().info("CRIU did not write a kernel to disk: %s", log)
                 raise StaysAwakeError(f"CRIU says: {log}")  # noqa: TRY301 - as where the disk is full
-            await asyncio.to_thread(images.finish, folder, self.pid, self._pipe)
+            now = time.time()
+            header = await asyncio.to_thread(images.finish, folder, self.pid, self._pipe, lease, now)
             image = self._image
             folder.rename(image)
             await asyncio.to_thread(images.sync_folder, image.parent)
@@ -202,6 +205,7 @@ class KeptKernel:
                 self._go_on()
         self.kill()
         await asyncio.to_thread(self.wait)
+        return header.size
 
     def _prepared(self) -> Path:
         """Return the folder into which CRIU writes. Raises ``OSError`` and ``StaysAwakeError``."""
@@ -245,7 +249,7 @@ class KeptKernel:
     @property
     def _image(self) -> Path:
         assert self._folder is not None
-        return Path(self._folder.path) / "image"
+        return Path(self._folder.path) / images.IMAGE
 
     @property
     def _image_is_whole(self) -> bool:

@@ -55,6 +55,10 @@ class CannotWakeError(Exception):
     """What is on disk cannot go on now; the text says why, in a sentence. Nothing of it is lost."""
 
 
+class ImageGoneError(CannotWakeError):
+    """Nothing is on disk any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProxiedKernel:
     """What a proxy has to know of the kernel it speaks for."""

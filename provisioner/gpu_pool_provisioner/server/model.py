@@ -100,6 +100,8 @@ def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
         and not state.gives_way
         and (idle.gives_back_when_idle or (lease is not None and lease.asked_back is not None)),
         "gives_way": state.gives_way,
+        "asleep_since": clock(state.on_disk.since) if state.on_disk is not None else None,
+        "image_mib": state.on_disk.image_mib if state.on_disk is not None else None,
     }
 
 

@@ -10,7 +10,7 @@ from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session import texts
-from gpu_pool_provisioner.session.session import Outcome, Session, State
+from gpu_pool_provisioner.session.session import OnDisk, Outcome, Session, State
 
 
 def _parking(session: Session) -> idle.Parking:
@@ -38,7 +38,7 @@ def give_up(session: Session, event: on.InterruptRequested, now: float) -> Outco
 
 
 def hibernated(session: Session, event: on.Hibernated, now: float) -> Outcome:
-    asleep = replace(session, state=State.HIBERNATED)
+    asleep = replace(session, state=State.HIBERNATED, on_disk=OnDisk(now, event.image_mib))
     return _wakes(asleep) if _parking(session).is_wanted else (asleep, ())
 
 

@@ -279,6 +279,9 @@ class Resumed(Event):
 class Hibernated(Event):
     """It is whole on disk, and its process has ended."""
 
+    #: MiB of its image.
+    image_mib: int
+
 
 @dataclass(frozen=True, slots=True)
 class NotHibernated(Event):

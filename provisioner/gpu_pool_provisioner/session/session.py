@@ -132,6 +132,15 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+class OnDisk:
+    """How a kernel sleeps."""
+
+    #: By the session's clock.
+    since: float
+    image_mib: int
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """One kernel's life so far. Times are seconds of one clock, any clock."""
 
@@ -214,6 +223,8 @@ class Session:
     parking: idle.Parking | None = None
     #: When it goes to disk if it is still parked then; None for never.
     hibernates_at: float | None = None
+    #: How it sleeps, or did when it slept last.
+    on_disk: OnDisk | None = None
 
     @property
     def size(self) -> str:

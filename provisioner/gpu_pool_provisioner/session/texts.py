@@ -124,6 +124,13 @@ def not_woken(why: str) -> str:
     )
 
 
+#: Said below a cell whose kernel's image was removed while it slept.
+IMAGE_GONE: Final = (
+    "This kernel slept on disk, and what was there of it was removed: its variables are gone. Restart the "
+    "kernel to start afresh."
+)
+
+
 def asks_again(size: str) -> str:
     """Say that a parked kernel's slice was asked for."""
     return f"This kernel asks for {slice_of(size)} again, and has it as soon as it is free."

@@ -12,7 +12,7 @@ from typing import Final
 from gpu_pool_client import Activity, EndReason, Lease, Outlook, SliceRequest
 from gpu_pool_provisioner.session import idling, texts
 from gpu_pool_provisioner.session.idling import IdleState
-from gpu_pool_provisioner.session.session import Session, SliceEnd, State
+from gpu_pool_provisioner.session.session import OnDisk, Session, SliceEnd, State
 
 
 class SlicePhase(str, enum.Enum):
@@ -71,6 +71,8 @@ class SliceView:
     given_back: bool
     #: Whether its size can change without a restart.
     resizes_live: bool
+    #: How its kernel sleeps; None where it does not.
+    on_disk: OnDisk | None = None
 
     @property
     def gives_way(self) -> bool:
@@ -137,6 +139,7 @@ def view(session: Session, seen: tuple[bool, float], shown: str, now: float, *, 
         session.end if phase is not SlicePhase.HELD else None,
         parking is not None and parking.given_back,
         resizes,
+        session.on_disk if phase is SlicePhase.ASLEEP else None,
     )
 
 

@@ -70,7 +70,7 @@ def test_the_status_shows_leases_and_the_line(terminal):
 def test_the_status_as_json(terminal):
     held, waiting = terminal.hold("100%"), terminal.hold("2%")
     printed = json.loads(terminal.run("status", "--json").stdout)
-    assert set(printed) == {"url", "simulated", "note", "devices", "leases", "queue"}
+    assert set(printed) == {"url", "simulated", "note", "devices", "leases", "queue", "asleep"}
     (lease,), (waiter,) = printed["leases"], printed["queue"]
     assert set(lease) == set(waiter) == LEASE
     assert (lease["id"], lease["state"], lease["slices"][0]["milli"]) == (held, "held", 1000)

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_pool_client import Activity, Lease, LeaseState, Terms
 from gpu_pool_provisioner.session import Session, State, effects, events, step, texts
+from gpu_pool_provisioner.session.session import OnDisk
 from gpu_pool_provisioner.session.view import SlicePhase, view
 from support.session_world import STARTED, a_sleeper, after, lease
 
@@ -24,7 +25,7 @@ def parked_to_sleep() -> Session:
 
 
 def hibernated() -> Session:
-    return after(parked_to_sleep(), events.TimePassed(), events.Hibernated(), now=20.0)
+    return after(parked_to_sleep(), events.TimePassed(), events.Hibernated(118), now=20.0)
 
 
 def test_a_kernel_is_looked_at_when_it_has_been_idle_for_as_long_as_it_may() -> None:
@@ -102,7 +103,7 @@ def test_a_cell_wakes_it_and_then_waits_for_its_slice() -> None:
 
 def test_a_cell_that_comes_on_its_way_to_disk_is_not_forgotten() -> None:
     session = after(parked_to_sleep(), events.TimePassed(), events.WorkSubmitted(), now=20.0)
-    assert after(session, events.Hibernated()).state is State.WAKING
+    assert after(session, events.Hibernated(118)).state is State.WAKING
     assert after(session, events.NotHibernated("It works.")).state is State.RESUMING
 
 
@@ -134,3 +135,6 @@ def test_it_lives_while_it_has_no_process() -> None:
 def test_pages_show_that_it_is_asleep() -> None:
     seen = view(hibernated(), (False, 0.0), "", 30.0, is_told=False)
     assert (seen.phase, seen.message) == (SlicePhase.ASLEEP, texts.ASLEEP)
+    assert seen.on_disk == OnDisk(since=20.0, image_mib=118)
+    woken = after(hibernated(), events.WorkSubmitted(), events.Woken(), now=30.0)
+    assert view(woken, (False, 0.0), "", 30.0, is_told=False).on_disk is None

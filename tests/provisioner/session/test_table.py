@@ -42,6 +42,7 @@ EVENTS = {
     events.FoundAtWork: events.FoundAtWork(is_silent=False),
     events.Parked: events.Parked(lease(LeaseState.PARKED), is_moved=False),
     events.Resumed: events.Resumed(lease(LeaseState.HELD)),
+    events.Hibernated: events.Hibernated(118),
     events.NotWoken: events.NotWoken("A file has changed."),
     events.KeepRequested: events.KeepRequested(60),
     events.TermsOver: events.TermsOver(ExpiryStep(ExpiryAction.END, reason=EndReason.IDLE)),

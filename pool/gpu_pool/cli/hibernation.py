@@ -1,0 +1,137 @@
+"""``hibernated``: the kernels that sleep on this machine's disk; and what other verbs say of them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from jupyter_core.paths import jupyter_data_dir
+
+from gpu_pool.cli import screen
+from gpu_pool.cli.formatting import Plain, safe
+from gpu_pool.cli.session import CommandSession, json_option, verb
+from gpu_pool_client import BadRequest, NotAllowed, PoolStatus, format_duration, format_memory
+
+if TYPE_CHECKING:
+    from gpu_pool_provisioner.hibernation.images import Header
+
+_MIB: Final = 1 << 20
+_COLUMNS: Final = ("Lease", "User", "For", "Asleep for", "Size")
+
+
+def folder() -> str:
+    """Return where kernels sleep unless a setting of theirs says otherwise."""
+    return str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
+
+
+def images(parent: str) -> list[tuple[Path, Header]]:
+    """Return the images in a folder, with what each says, oldest first. Raises ``NotAllowed``."""
+    # Imported here because it costs what nobody needs to pay whose kernels never sleep.
+    from gpu_pool_provisioner.hibernation.images import found
+
+    try:
+        return found(parent)
+    except OSError as error:
+        what = f"The folder where kernels sleep, {parent}, cannot be read: {error.strerror}."
+        raise NotAllowed(what, "They are root's: run this as root.") from error
+
+
+def asleep(status: PoolStatus) -> dict[str, Header]:
+    """Return the images of parked leases in the usual folder, by their ids; none where it can't be read."""
+    parked = {lease.id for lease in status.leases if not lease.slices}
+    try:
+        if not parked or not Path(folder()).exists():
+            return {}
+        return {header.lease: header for _, header in images(folder()) if header.lease in parked}
+    except (NotAllowed, OSError):
+        return {}
+
+
+def in_words(header: Header) -> str:
+    """Say what a lease's state is whose kernel sleeps: ``asleep, 320 MiB``."""
+    return f"asleep, {_size(header)}"
+
+
+def _size(header: Header) -> str:
+    return format_memory(-(-header.size // _MIB))
+
+
+def plain(header: Header) -> Plain:
+    """Return an image: whose it is, since when, and what it takes."""
+    return {
+        "lease": header.lease,
+        "user": header.user,
+        "kernel": header.kernel,
+        "asleep_since": header.since,
+        "image_bytes": header.size,
+    }
+
+
+@verb(
+    "hibernated",
+    "gpu-pool hibernated",
+    "gpu-pool hibernated --remove 7-c01dcafe",
+    "gpu-pool hibernated --json | jq '[.images[].image_bytes] | add'",
+)
+@click.option(
+    "--folder",
+    "parent",
+    metavar="PATH",
+    default="",
+    help="Where they sleep: their hibernation_folder. By default gpu-pool/asleep in Jupyter's data.",
+)
+@click.option(
+    "--remove",
+    metavar="LEASE",
+    multiple=True,
+    help="Remove the image of this lease: all variables of its kernel are lost. May be repeated.",
+)
+@json_option
+def hibernated(session: CommandSession, parent: str, remove: tuple[str, ...]) -> int:
+    """List the kernels that sleep on this machine's disk, oldest first, or remove some.
+
+    A kernel whose image was removed says so below its next cell; restarted, it
+    begins afresh.
+    """
+    parent = parent or folder()
+    found = images(parent)
+    if remove:
+        return _remove(found, remove, parent)
+    if session.as_json:
+        screen.show_json({"folder": parent, "images": [plain(header) for _, header in found]})
+        return 0
+    if not found:
+        screen.show(f"No kernel sleeps in {safe(parent, 300)}.")
+        return 0
+    now = time.time()
+    rows = [
+        [
+            *(safe(header.lease), safe(header.user), safe(header.kernel)),
+            *(format_duration(now - header.since), _size(header)),
+        ]
+        for _, header in found
+    ]
+    screen.show(screen.table(_COLUMNS, rows))
+    return 0
+
+
+def _remove(found: Sequence[tuple[Path, Header]], wanted: Sequence[str], parent: str) -> int:
+    """Remove images, all or none of those that are named."""
+    images = {header.lease: (path, header) for path, header in found}
+    unknown = [each for each in wanted if each not in images]
+    if unknown:
+        what = f"No kernel of the lease {safe(unknown[0])} sleeps in {safe(parent, 300)}."
+        raise BadRequest(what, "To see which do: gpu-pool hibernated")
+    for lease in dict.fromkeys(wanted):
+        path, header = images[lease]
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise NotAllowed(f"{path} was not removed: {error.strerror}.", "Run this as root.") from error
+        kernel = safe(header.kernel or "-")
+        click.echo(f"Removed {_size(header)} of the kernel {kernel} (lease {safe(lease)}).")
+    return 0

@@ -1,0 +1,89 @@
+"""``hibernated``, and what ``status`` says of kernels that sleep on this machine's disk."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_pool_client import Pool
+from gpu_pool_provisioner.hibernation.images import Header
+from support.terminal import Terminal
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def asleep(terminal: Terminal, tmp_path: Path) -> Path:
+    """Return the folder where kernels sleep, by the variables of a terminal."""
+    terminal.environment["JUPYTER_DATA_DIR"] = str(tmp_path)
+    return tmp_path / "gpu-pool/asleep"
+
+
+def image(parent: Path, lease: str, mib: int, hours: float = 2) -> Path:
+    """Write an image's header, as ``images.finish`` does, beside a part of it; return the image's folder."""
+    folder = parent / f"asleep-0-{lease}" / "image"
+    folder.mkdir(parents=True)
+    (folder / "pages-1.img").write_bytes(b"")
+    size = {"pages-1.img": (mib * MIB, "digest")}
+    header = Header(lease, "ada", "thesis.ipynb", time.time() - hours * 3600, 1, "", "", {}, {}, size)
+    (folder / "header.json").write_text(json.dumps({"version": 1, **asdict(header)}))
+    return folder
+
+
+def listed(terminal: Terminal) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(terminal.run("hibernated", "--json").stdout)["images"]
+    return found
+
+
+def test_they_are_listed_oldest_first(terminal: Terminal, asleep: Path) -> None:
+    image(asleep, "1-new", 320)
+    image(asleep, "2-old", 2048, hours=30)
+    broken = image(asleep, "3-broken", 1)
+    (broken / "header.json").write_text("{}")
+    rows = terminal.run("hibernated").stdout.splitlines()
+    assert rows[0].split() == ["Lease", "User", "For", "Asleep", "for", "Size"]
+    assert [row.split() for row in rows[1:]] == [
+        ["2-old", "ada", "thesis.ipynb", "1d6h", "2GiB"],
+        ["1-new", "ada", "thesis.ipynb", "2h", "320MiB"],
+    ]
+    assert [each["image_bytes"] // MIB for each in listed(terminal)] == [2048, 320]
+
+
+def test_where_none_sleeps_the_folder_is_named(terminal: Terminal, asleep: Path, tmp_path: Path) -> None:
+    assert terminal.run("hibernated").stdout == f"No kernel sleeps in {asleep}.\n"
+    elsewhere = tmp_path / "elsewhere"
+    image(elsewhere, "1-new", 320)
+    assert "1-new" in terminal.run("hibernated", "--folder", str(elsewhere)).stdout
+
+
+def test_one_is_removed_by_its_lease_and_of_unknown_ones_none(terminal: Terminal, asleep: Path) -> None:
+    removed, stays = image(asleep, "1-a", 320), image(asleep, "2-b", 10)
+    refused = terminal.run("hibernated", "--remove", "1-a", "--remove", "3-c")
+    assert refused.returncode == 2
+    assert "No kernel of the lease 3-c sleeps in" in refused.stderr
+    assert removed.exists()
+    done = terminal.run("hibernated", "--remove", "1-a")
+    assert done.stdout == "Removed 320MiB of the kernel thesis.ipynb (lease 1-a).\n"
+    assert (removed.exists(), stays.exists()) == (False, True)
+
+
+def test_the_status_says_which_parked_lease_is_asleep(terminal: Terminal, asleep: Path) -> None:
+    parked, held = terminal.hold("50%"), terminal.hold("10%")
+
+    async def park(pool: Pool) -> None:
+        await pool.park(parked)
+
+    terminal.ask(park)
+    image(asleep, parked, 320)
+    image(asleep, held, 10)
+    shown = terminal.run("status").stdout
+    assert sorted(line.split()[0] for line in shown.splitlines()[1:]) == ["asleep,", "held"]
+    assert "asleep, 320MiB" in shown
+    (told,) = json.loads(terminal.run("status", "--json").stdout)["asleep"]
+    assert told.pop("asleep_since") < time.time() - 7000
+    assert told == {"lease": parked, "user": "ada", "kernel": "thesis.ipynb", "image_bytes": 320 * MIB}
