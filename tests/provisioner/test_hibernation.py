@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -57,19 +58,29 @@ async def asleep(km: AsyncKernelManager) -> None:
     await eventually(is_asleep)
 
 
+async def tried_to_sleep(km: AsyncKernelManager) -> None:
+    async def has_tried() -> bool:
+        return state(km) is State.PARKED and km.provisioner.session.hibernates_at is None
+
+    await eventually(has_tried)
+
+
+def names(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir()]
+
+
 def images(env: JupyterEnv) -> list[Path]:
     return list((env.folder / "asleep").glob("*/image"))
 
 
 @asynccontextmanager
 async def sleeper(
-    env: JupyterEnv, manager: Managers, after: float = 0.5, **config: Any
+    env: JupyterEnv, manager: Managers, after: float = 0.5, name: str = "sleeper", **config: Any
 ) -> AsyncIterator[tuple[AsyncKernelManager, Frontend]]:
     """Start a kernel that may sleep, with a page that shows it."""
     folder = str(env.folder / "asleep")
-    km = manager(
-        env.install("sleeper", "50%", hibernate_after=after, criu=CRIU, hibernation_folder=folder, **config)
-    )
+    config = {"criu": CRIU, "hibernation_folder": folder, **config}
+    km = manager(env.install(name, "50%", hibernate_after=after, **config))
     await km.start_kernel()
     async with frontend(km) as page:
         yield km, page
@@ -252,16 +263,60 @@ async def test_a_kernel_with_an_open_connection_stays_awake_and_says_why(
     port = listening.getsockname()[1]
     async with sleeper(jupyter_env, manager) as (km, page):
         await printed(page, f"import socket; there = socket.create_connection(('127.0.0.1', {port}))")
-
-        async def has_tried() -> bool:
-            return state(km) is State.PARKED and km.provisioner.session.hibernates_at is None
-
-        await eventually(has_tried)
+        await tried_to_sleep(km)
         told = await printed(page, "print(there.getpeername()[1])")
         assert f"{port}\n" in told
         assert "stayed awake: CRIU says:" in told
         assert not images(jupyter_env)
     listening.close()
+
+
+@pytest.fixture
+def small_disk(jupyter_env: JupyterEnv) -> Iterator[Path]:
+    """Return the folder where kernels sleep, on a disk of its own of 400 MB."""
+    disk = jupyter_env.folder / "asleep"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400M", "none", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+async def test_a_disk_that_gets_full_meanwhile_leaves_it_awake(
+    jupyter_env: JupyterEnv, manager: Managers, small_disk: Path, tmp_path: Path
+) -> None:
+    """Somebody else fills a real, small disk just when the first image is written."""
+    first = tmp_path / "first"
+    filler = tmp_path / "criu"
+    filler.write_text(
+        f"#!/bin/sh\nif [ $1 = dump ] && [ ! -e {first} ]; then touch {first}; "
+        f'head -c 380M /dev/zero > {small_disk}/other; fi\nexec {CRIU} "$@"\n'
+    )
+    filler.chmod(0o755)
+    async with sleeper(jupyter_env, manager, criu=str(filler)) as (km, page):
+        await printed(page, "kept = bytes(100_000_000)")
+        await tried_to_sleep(km)
+        assert first.exists()
+        assert "stayed awake: CRIU says:" in await printed(page, "print(len(kept))")
+        assert names(small_disk) == ["other"]
+        (small_disk / "other").unlink()
+        await asleep(km)
+        assert await printed(page, "print(len(kept))") == "100000000\n"
+    await km.shutdown_kernel(now=True)
+
+
+async def test_what_all_kernels_may_take_on_disk_keeps_the_next_one_awake(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    async with sleeper(jupyter_env, manager, hibernation_gib=0.4) as (km, page):
+        await printed(page, "kept = bytes(range(256)) * 800_000")
+        await asleep(km)
+        async with sleeper(jupyter_env, manager, name="next", hibernation_gib=0.4) as (other, its):
+            await printed(its, "kept = bytes(range(256)) * 800_000")
+            await tried_to_sleep(other)
+            said = await printed(its, "print(len(kept))")
+            assert "204800000" in said
+            assert "of the 409 MiB that kernels may take on disk" in said
+        assert await printed(page, "print(len(kept))") == "204800000\n"
 
 
 async def test_a_kernel_that_may_sleep_ends_with_its_server(jupyter_env: JupyterEnv) -> None:
@@ -303,11 +358,7 @@ async def test_whatever_is_killed_leaves_the_running_kernel_or_a_whole_image(
             keeper = psutil.Process(km.provisioner.process.pid).ppid()
             kill(keeper)
         else:
-
-            async def has_tried() -> bool:
-                return state(km) is State.PARKED and km.provisioner.session.hibernates_at is None
-
-            await eventually(has_tried)
+            await tried_to_sleep(km)
             assert "stayed awake" in await printed(page, "print(len(kept))")
         await asleep(km)
         assert await printed(page, "print(len(kept))") == "300000000\n"

@@ -49,6 +49,14 @@ def test_what_criu_misses_of_this_machine_is_said_in_its_words(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("as_root")
+def test_a_system_without_pid_namespaces_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limit = tmp_path / "limit"
+    limit.write_text("0\n")
+    monkeypatch.setattr(kept, "_NAMESPACES", limit)
+    assert "set user.max_pid_namespaces" in kept.why_not(criu(tmp_path, "4.2"))
+
+
+@pytest.mark.usefixtures("as_root")
 def test_with_all_that_kernels_can(tmp_path: Path) -> None:
     assert kept.why_not(criu(tmp_path, "4.1")) == ""
 

@@ -13,6 +13,7 @@ from gpu_pool.cli import screen
 from gpu_pool.cli.checkpoint_checks import check_checkpoint
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store
 from gpu_pool.cli.course_checks import check_courses, check_preloads
+from gpu_pool.cli.hibernation import check_hibernation
 from gpu_pool.cli.session import CommandSession, json_option, verb
 from gpu_pool_client import BadRequest, Device, GpuPoolError
 from gpu_pool_client._log import escaped
@@ -27,7 +28,13 @@ def health(session: CommandSession) -> int:
     return _report(session, chain(check_pool(session), check_courses(session)))
 
 
-@verb("doctor", "gpu-pool doctor", "gpu-pool doctor --json", "gpu-pool doctor --cluster")
+@verb(
+    "doctor",
+    "gpu-pool doctor",
+    "gpu-pool doctor --json",
+    "gpu-pool doctor --cluster",
+    "gpu-pool doctor --hibernation /opt/criu/sbin/criu",
+)
 @click.option(
     "--cluster",
     "--kubernetes",
@@ -41,8 +48,17 @@ def health(session: CommandSession) -> int:
     metavar="NAME",
     help="With --cluster: also what the installation in this namespace lacks, step by step.",
 )
+@click.option(
+    "--hibernation",
+    "criu",
+    is_flag=False,
+    flag_value="criu",
+    default="",
+    metavar="[CRIU]",
+    help="Check instead whether kernels can sleep on this machine's disk, by this program; by default criu.",
+)
 @json_option
-def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
+def doctor(session: CommandSession, cluster: bool, namespace: str, criu: str) -> int:
     """Find out what is broken, and how to fix it.
 
     Checks everything that a slice needs: Python and Jupyter, driver and
@@ -55,6 +71,8 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
         from gpu_pool.cli.cluster import check_cluster
 
         return _report(session, check_cluster(namespace))
+    if criu:
+        return _report(session, check_hibernation(criu))
     pool = [*check_pool(session)]
     if urlsplit(session.address).scheme == "slurm":
         from gpu_pool.cli.slurm_checks import check_slurm
@@ -75,6 +93,7 @@ def doctor(session: CommandSession, cluster: bool, namespace: str) -> int:
             machine,
             check_isolation(),
             check_checkpoint(session),
+            check_hibernation(""),
             check_store(session),
             pool,
             check_courses(session),

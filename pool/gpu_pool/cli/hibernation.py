@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import psutil
 from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool.cli import screen
+from gpu_pool.cli.checks import Check
 from gpu_pool.cli.formatting import Plain, safe
 from gpu_pool.cli.session import CommandSession, json_option, verb
 from gpu_pool_client import BadRequest, NotAllowed, PoolStatus, format_duration, format_memory
@@ -19,6 +21,8 @@ from gpu_pool_client import BadRequest, NotAllowed, PoolStatus, format_duration,
 if TYPE_CHECKING:
     from gpu_pool_provisioner.hibernation.images import Header
 
+#: What to read about it.
+_HOW: Final = "See what it needs: Kernels that sleep on disk, in the documentation."
 _MIB: Final = 1 << 20
 _COLUMNS: Final = ("Lease", "User", "For", "Asleep for", "Size")
 
@@ -69,6 +73,51 @@ def plain(header: Header) -> Plain:
         "asleep_since": header.since,
         "image_bytes": header.size,
     }
+
+
+def check_hibernation(criu: str) -> Iterator[Check]:
+    """Say whether kernels can sleep on this machine's disk, where kernelspecs say so or it is asked for.
+
+    With ``criu``, a program's name or path, that they cannot is broken; else it is worth a note.
+    """
+    wanted = [(criu, "")] if criu else _settings()
+    for program, parent in dict.fromkeys(wanted):
+        from gpu_pool_provisioner.hibernation.kept import why_not
+
+        if why := why_not(program):
+            text = f"kernels do not sleep on disk (hibernate_after): {safe(why, 600)}"
+            yield Check("hibernation", "broken" if criu else "note", text, _HOW)
+            continue
+        yield Check("hibernation", "ok", f"kernels can sleep on disk, by {shutil.which(program)}")
+        yield from _disk(parent or folder())
+
+
+def _settings() -> list[tuple[str, str]]:
+    """Return the programs and folders of the kernelspecs whose kernels are to sleep."""
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    found = []
+    for each in KernelSpecManager().get_all_specs().values():
+        config = (each["spec"].get("metadata", {}).get("kernel_provisioner") or {}).get("config") or {}
+        if config.get("hibernate_after"):
+            found.append((str(config.get("criu") or "criu"), str(config.get("hibernation_folder") or "")))
+    return found
+
+
+def _disk(parent: str) -> Iterator[Check]:
+    """Say how much sleeps in a folder, and note where its disk is smaller than this machine's memory."""
+    there = Path(parent)
+    while not there.exists():
+        there = there.parent
+    free, memory = shutil.disk_usage(there).free // _MIB, psutil.virtual_memory().total // _MIB
+    found = [header for _, header in images(parent)]
+    taken = format_memory(-(-sum(each.size for each in found) // _MIB))
+    text = (
+        f"{safe(parent, 300)}: {len(found)} kernels sleep there ({taken}), {format_memory(free)} are free; "
+        f"this machine has {format_memory(memory)} of memory"
+    )
+    remedy = "Set hibernation_folder to a larger disk: a kernel takes there what it has of memory."
+    yield Check("hibernation", *(("ok", text) if free >= memory else ("note", text, remedy)))
 
 
 @verb(

@@ -164,6 +164,15 @@ def free_bytes(folder: str) -> int:
     return shutil.disk_usage(folder).free
 
 
+def taken_bytes(folder: str) -> int:
+    """Return how many bytes the images in a folder take, those being written too. Raises ``OSError``."""
+    sizes = 0
+    for each in Path(folder).glob("*/*/*"):
+        with suppress(FileNotFoundError):  # one that has been woken meanwhile
+            sizes += each.lstat().st_size
+    return sizes
+
+
 def _parts(folder: Path) -> list[Path]:
     """Return the image's files, without what CRIU says besides and writes again."""
     return sorted(each for each in folder.iterdir() if each.suffix == ".img")

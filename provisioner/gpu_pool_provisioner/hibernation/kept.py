@@ -28,6 +28,8 @@ from gpu_pool_provisioner.launchers.process import ContinuedProcess
 
 #: The oldest CRIU with which this was seen to work on today's kernels.
 OLDEST: Final = (4, 1)
+#: How many pid namespaces a user may make.
+_NAMESPACES: Final = Path("/proc/sys/user/max_pid_namespaces")
 _CAP_SYS_ADMIN: Final = 21
 _KEEPER: Final = Path(__file__).with_name("keeper.py")
 #: What dump and restore are both told: deleted files that are open go into the image, up to this size.
@@ -50,6 +52,8 @@ def why_not(criu: str) -> str:
             "it takes a server that runs as root with CAP_SYS_ADMIN: whoever else could write a kernel's "
             "image could become root by it."
         )
+    if _NAMESPACES.read_bytes().strip() == b"0":
+        return "this system allows no pid namespaces: set user.max_pid_namespaces (sysctl) to more than 0."
     path = shutil.which(criu)
     if path is None:
         return f"there is no {criu}: install CRIU {OLDEST[0]}.{OLDEST[1]} or newer, or say where it is."
@@ -84,10 +88,11 @@ def _first_error(log: str) -> str:
 class KeptKernel:
     """One kernel that may sleep, and each process that it has had: jupyter_client's view of it as well."""
 
-    def __init__(self, criu: str, parent: str) -> None:
-        """Launch nothing yet. Images go into a folder of their own in ``parent``."""
+    def __init__(self, criu: str, parent: str, most_gib: float) -> None:
+        """Launch nothing yet. Images go into folders in ``parent``; all of them take so much at most."""
         self._criu = shutil.which(criu) or criu
         self._parent = parent
+        self._most = int(most_gib * (1 << 30))
         self._folder: HeldFolder | None = None
         self._process = ContinuedProcess(Process.current())
         self._pipe = 0
@@ -215,6 +220,13 @@ class KeptKernel:
             raise StaysAwakeError(
                 f"it has {memory_in_words(needs // _MIB)} of memory, and the disk has "
                 f"{memory_in_words(free // _MIB)} left."
+            )
+        left = self._most - images.taken_bytes(self._parent) if self._most else needs
+        if needs > left:
+            raise StaysAwakeError(
+                f"it has {memory_in_words(needs // _MIB)} of memory, and of the "
+                f"{memory_in_words(self._most // _MIB)} that kernels may take on disk "
+                f"{memory_in_words(max(0, left) // _MIB)} are left."
             )
         self._folder = self._folder or HeldFolder(self._parent, "asleep-")
         folder = Path(self._folder.path) / "image.new"

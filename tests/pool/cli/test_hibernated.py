@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -70,6 +71,59 @@ def test_one_is_removed_by_its_lease_and_of_unknown_ones_none(terminal: Terminal
     done = terminal.run("hibernated", "--remove", "1-a")
     assert done.stdout == "Removed 320MiB of the kernel thesis.ipynb (lease 1-a).\n"
     assert (removed.exists(), stays.exists()) == (False, True)
+
+
+def a_criu(folder: Path, version: str) -> str:
+    program = folder / "criu"
+    program.write_text(f"#!/bin/sh\necho Version: {version}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="kernels of root alone sleep on disk")
+
+
+def checks(terminal: Terminal, *words: str) -> tuple[int, list[tuple[str, str]]]:
+    """Return the doctor's exit status, and what it says of sleeping."""
+    done = terminal.run("doctor", *words, "--json")
+    found = [each for each in json.loads(done.stdout)["checks"] if each["name"] == "hibernation"]
+    return done.returncode, [(each["state"], each["text"]) for each in found]
+
+
+@as_root
+@pytest.mark.usefixtures("asleep")
+def test_the_doctor_says_what_a_machine_lacks(terminal: Terminal, tmp_path: Path) -> None:
+    assert checks(terminal) == (0, [])
+    status, [(state, text)] = checks(terminal, "--hibernation", "criu-of-nobody")
+    assert (status, state) == (1, "broken")
+    assert "there is no criu-of-nobody: install CRIU 4.1 or newer" in text
+    status, [(state, text)] = checks(terminal, "--hibernation", a_criu(tmp_path, "3.17"))
+    assert (status, state) == (1, "broken")
+    assert "is 3.17, and 4.1 or newer is needed" in text
+
+
+@as_root
+def test_the_doctor_says_how_much_sleeps_and_how_much_room_there_is(
+    terminal: Terminal, asleep: Path, tmp_path: Path
+) -> None:
+    image(asleep, "1-a", 300)
+    image(asleep, "2-b", 20)
+    criu = a_criu(tmp_path, "4.2")
+    status, [can, (_, disk)] = checks(terminal, "--hibernation", criu)
+    assert (status, can) == (0, ("ok", f"kernels can sleep on disk, by {criu}"))
+    assert f"{asleep}: 2 kernels sleep there (320MiB), " in disk
+
+
+@as_root
+def test_the_doctor_looks_at_it_where_a_kernel_is_to_sleep(terminal: Terminal, asleep: Path) -> None:
+    config = {"slice": "2%", "hibernate_after": 60, "criu": "criu-of-nobody"}
+    spec = {"metadata": {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": config}}}
+    folder = asleep.parents[1] / "kernels/sleeper"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps({"argv": ["x"], "display_name": "Sleeper", **spec}))
+    status, [(state, text)] = checks(terminal)
+    assert (status, state) == (0, "note")
+    assert "there is no criu-of-nobody" in text
 
 
 def test_the_status_says_which_parked_lease_is_asleep(terminal: Terminal, asleep: Path) -> None:
