@@ -233,7 +233,7 @@ class EndReason(str, Enum):
     OVER_MEMORY = "over-memory"
     """It used more device memory than it was granted, and did not stop."""
     TAKEN = "taken-by-cluster"
-    """The cluster took the pod of its kernel away."""
+    """The cluster took the pod of its kernel away, or ended its job."""
     YIELDED = "yielded"
     """Its kernel was idle, and somebody waited. No lease ends for this: its slices are asked back."""
 

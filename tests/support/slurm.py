@@ -174,13 +174,16 @@ def slurm_cluster(
 ) -> Iterator[Slurm]:
     """Run a cluster in ``folder``; end it, and all that runs in it.
 
-    ``more`` are lines of slurm.conf, ``accounting`` runs what keeps accounts, and GPUs are in 100 ``part``
-    each: ``shard``, or ``mps``.
+    ``more`` are lines of slurm.conf, in place of those that say the same or besides them, ``accounting`` runs
+    what keeps accounts, and GPUs are in 100 ``part`` each: ``shard``, or ``mps``.
     """
     port, *ports = free_ports(3)
     host = socket.gethostname().partition(".")[0]
     told = {"folder": folder, "host": host, "user": user_name(), "port": port, "ports": ports}
-    (folder / "slurm.conf").write_text(_CONFIGURATION.replace("shard", part).format(**told) + more)
+    names = {line.partition("=")[0] for line in more.splitlines()} - {"NodeName", "PartitionName"}
+    lines = _CONFIGURATION.replace("shard", part).format(**told).splitlines(keepends=True)
+    kept = "".join(line for line in lines if line.partition("=")[0] not in names)
+    (folder / "slurm.conf").write_text(kept + more)
     (folder / "gres.conf").write_text(_DEVICES.replace("shard", part))
     (folder / "state").mkdir()
     key = folder / "munge.key"

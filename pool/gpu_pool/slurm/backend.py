@@ -386,6 +386,8 @@ class SlurmBackend(Backend):
             await self._see(job)
             await self._reach(lease_id, job)
             found = self._state(lease_id, job)
+            if why := job.was_taken():  # whoever reads of it would give the lease back, as if that were all
+                await self.pool.end_taken(lease_id, Taken(EndReason.TAKEN, why))
             if lease.is_queued and found.phase is PodPhase.RUNNING:
                 self.pool.wake()  # its lease is held first: what its kernel is told of it stays the same then
                 found = replace(found, version="begun", phase=PodPhase.STARTING)

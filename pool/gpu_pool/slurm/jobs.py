@@ -311,9 +311,10 @@ def how_ended(job: Job) -> str:
         "CANCELLED": f"was cancelled by {job.cancelled_by}."
         if job.cancelled_by
         else "was cancelled, by scancel or by an administrator.",
-        "TIMEOUT": "reached its time limit.",
+        "TIMEOUT": "reached its time limit. Its course, or c.SlurmSettings.time, can give it more.",
         "DEADLINE": "reached its deadline.",
-        "OUT_OF_MEMORY": "used more than its memory (not of the GPU), and was ended.",
+        "OUT_OF_MEMORY": "used more than its memory (not of the GPU), and was ended. Load less at a time; "
+        "its course, or c.SlurmSettings.mem, can give it more.",
         "NODE_FAIL": "ended since its node failed.",
         "BOOT_FAIL": "ended since its node did not start.",
         "PREEMPTED": "gave way to a job with a higher priority.",

@@ -55,7 +55,9 @@ _NO_ANSWER: Final = "The GPU pool did not answer in time: the size stays as it i
 
 _NOT_TOLD: Final = "The GPU pool did not say in time how much memory this kernel uses."
 
-_OUT_OF_MEMORY: Final = "It used more than the memory of its pod or job (not of the GPU), and was ended."
+_OUT_OF_MEMORY: Final = (
+    "It used more than the memory of its pod or job (not of the GPU), and was ended. Load less at a time."
+)
 _OLD_KERNEL: Final = (
     "The kernel does not encrypt its connection, so nothing was sent to it. "
     "Its image or environment needs ipykernel 7.4 or newer: tell your instructor."

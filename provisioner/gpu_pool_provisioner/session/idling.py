@@ -346,6 +346,8 @@ def idle_state(
 
 def taken(reason: str | None, message: str = "") -> ExpiryStep:
     """Return what to do when the pool has taken the slice; ``message`` says why, where that is known."""
+    if reason == EndReason.TAKEN.value and message:  # which says by whom and why
+        return ExpiryStep(ExpiryAction.END, f"The kernel was ended. {message}", ended_as=reason)
     why = f": {why_over(reason)}" if reason else ""
     text = f"The kernel was ended, since its GPU slice is over{why}. {message}".rstrip()
     return ExpiryStep(ExpiryAction.END, text, ended_as=reason)
