@@ -35,7 +35,6 @@ from gpu_pool_client import (
     BadRequest,
     Beginning,
     EndReason,
-    GpuPoolError,
     KernelCommand,
     KernelPod,
     Lease,
@@ -186,7 +185,7 @@ class PodPool(Pool):
         self.images.set()
         self.message, self.phase = "Its software is being fetched.", PodPhase.STARTING
         #: Raised by whatever is asked about pods.
-        self.fault: GpuPoolError | None = None
+        self.fault: Exception | None = None
         self.encrypted = True
         #: Whether their image has what a supervisor needs.
         self.supervised = True

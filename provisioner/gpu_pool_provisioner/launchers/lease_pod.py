@@ -138,6 +138,9 @@ class LeasePod:
         except GpuPoolError as error:
             self.fault = str(error)
             self.taken = ExpiryStep(ExpiryAction.END, f"The kernel was ended. {error}")
+        except Exception as error:  # noqa: BLE001 - no fault of ours leaves a cell without a word
+            get_logger().exception("The pod of a kernel cannot be followed.")
+            self.fault = f"{type(error).__name__}: {error}"
         finally:
             self._finish()
 

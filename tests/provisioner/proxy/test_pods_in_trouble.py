@@ -207,15 +207,26 @@ async def test_a_revoked_lease_is_told_of_with_its_words(
     assert await km.is_alive()
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            NotAllowed("Your home is on a machine without a GPU.", "Tell your teacher."),
+            "Your home is on a machine without a GPU. Tell your teacher.",
+        ),
+        (ModuleNotFoundError("No module named 'lost'"), "ModuleNotFoundError: No module named 'lost'"),
+    ],
+    ids=["refusal", "mistake"],
+)
 async def test_what_a_pool_refuses_is_what_the_cell_reads_and_the_next_cell_asks_again(
-    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, fault: Exception, words: str
 ) -> None:
-    pods.fault = NotAllowed("Your home is on a machine without a GPU.", "Tell your teacher.")
+    pods.fault = fault
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs
-        assert "This cell did not run. Your home is on a machine without a GPU. Tell your teacher." in error
+        assert f"This cell did not run. {words}" in error
         await eventually(jupyter_env.is_empty)
         assert await km.is_alive()
         pods.fault = None
