@@ -101,8 +101,14 @@ def check_prepared(prepared: Iterable[PreparedStatus]) -> Iterator[Check]:
 def check_machine(*, is_client: bool = False) -> Iterator[Check]:
     """Look for this machine's GPUs, and for what keeps them from being used.
 
-    A client, whose slices are of the GPUs that a service has found, needs none.
+    A client, whose slices are of the GPUs that a service has found, needs none. In a Slurm job of several
+    nodes those of the others count as well; in a shell of ``salloc`` on none of them, those alone.
     """
+    job = None if is_client else Allocation.of(os.environ)
+    if job is not None and job.has_others:
+        yield from _other_nodes(job)
+        if not job.node:
+            return
     try:
         inventory = discover()
     except GpuPoolError as error:
@@ -154,6 +160,28 @@ def check_allocation(inventory: Inventory) -> Iterator[Check]:
     given = [f"{job.shards} shards" if job.shards is not None else "", parts]
     left = "" if end is None else f"; it ends in {format_duration(max(0.0, end - time.time()))}"
     yield Check("slurm", "ok", f"{job} on {job.node}: {', '.join(filter(None, given)) or 'no GPU'}{left}")
+
+
+def _other_nodes(job: Allocation) -> Iterator[Check]:
+    """Say what a Slurm job has on its other nodes, where its kernels can run in steps."""
+    # Imported here because only few jobs have several nodes.
+    from gpu_pool.slurm.steps import find_other_nodes
+
+    try:
+        found = find_other_nodes(job.job, job.node)
+    except GpuPoolError as error:
+        yield Check("slurm nodes", "broken", f"{job}: {safe(error.message, _MOST_WORDS)}", "scontrol ping")
+        return
+    for name in found.nodes:
+        own = [each for each in found.devices if each.node == name]
+        parts = [f"{format_share(found.shares[each.uuid])} of GPU {each.index}" for each in own]
+        if problem := found.problems.get(name):
+            text, remedy = safe(problem, _MOST_WORDS), f"srun --overlap --nodelist={name} nvidia-smi"
+            yield Check("slurm nodes", "broken", f"{job} on {name}: {text}", remedy)
+        else:
+            yield Check("slurm nodes", "ok", f"{job} on {name}: {', '.join(parts)}")
+    if not found.nodes:
+        yield Check("slurm nodes", "note", f"{job} has no GPU on other nodes for this one")
 
 
 def _hidden(inventory: Inventory) -> Iterator[Check]:

@@ -7,6 +7,7 @@ together have 60.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -17,10 +18,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from gpu_pool.devices import discover
 from gpu_pool.devices.visible import counts_in
 from gpu_pool.slurm.commands import ask
 from gpu_pool.store import files
-from gpu_pool.store.device_table import ForeignUse
+from gpu_pool.store.device_table import ForeignUse, write_device
 from gpu_pool.worker import Worker
 from gpu_pool_client import (
     WHOLE,
@@ -49,6 +51,7 @@ class Allocation:
     """What a job was given of its node's GPUs, as its environment has it."""
 
     job: str
+    #: Its node that this process runs on; empty where that is none of its nodes.
     node: str
     #: The numbers of its GPUs among those of the node, as Slurm writes them; empty for none.
     gpus: str = ""
@@ -56,14 +59,20 @@ class Allocation:
     shards: int | None = None
     #: Where its node has ``gres/mps``, its part of its one GPU in hundredths; our own limits set that, too.
     percent: int | None = None
+    #: Whether the job has other nodes, and this process is not of a step that runs on several: there each is
+    #: its own node's.
+    has_others: bool = False
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Allocation | None:
-        """Return that of a process with this environment; None outside any job, as in a shell of salloc.
+        """Return that of a process with this environment; None outside any job.
 
-        That shell has the variables of its job, and need not run on a node of it.
+        A shell of salloc has the variables of its job, and need not run on a node of it: all of its nodes
+        are others then.
         """
         job, node = environ.get("SLURM_JOB_ID", ""), environ.get("SLURMD_NODENAME", "")
+        if job.isdecimal() and not node and environ.get("SLURM_JOB_NODELIST"):
+            return cls(job, "", has_others=True)
         if not (job.isdecimal() and _WORD.fullmatch(node)):
             return None
         gpus = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS", "")
@@ -75,6 +84,8 @@ class Allocation:
             gpus if _WORD.fullmatch(gpus) else "",
             int(shards) if shards.isdecimal() else None,
             int(percent) if percent.isdecimal() and not shards else None,
+            has_others=_number(environ, "SLURM_JOB_NUM_NODES") > 1
+            and _number(environ, "SLURM_STEP_NUM_NODES") <= 1,
         )
 
     @property
@@ -119,6 +130,11 @@ class Allocation:
             left = shards - (len(known) - 1) * count
             found[each.uuid] = max(0, min(WHOLE, left * WHOLE // count))
         return found
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def shards_per_gpu(gres: str) -> Mapping[str, int]:
@@ -219,3 +235,22 @@ class JobEnd:
         if self._worker is not None:
             self._worker.stop()
             self._worker = None
+
+
+def main() -> None:
+    """Print which GPUs this node has, and how much of each is the job's: the pool of its first node asks."""
+    job, found, problem = Allocation.of(os.environ), discover(), ""
+    shares: Mapping[str, int] = {each.uuid: WHOLE for each in found.devices}
+    try:
+        if job is not None and job.may_have_parts:
+            shares = job.shares(found.devices, gres_of(job.node))
+    except SlurmSilent as error:
+        if job is not None and job.shares is not None:
+            problem, shares = f"Slurm does not say how many shards a GPU has there: {error}.", {}
+    devices = [write_device(each) for each in found.devices if each.uuid in shares]
+    problem = problem or ("" if found.devices else found.problems[0])
+    print(json.dumps({"devices": devices, "shares": shares, "problem": problem}))
+
+
+if __name__ == "__main__":
+    main()

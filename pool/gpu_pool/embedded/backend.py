@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpu_pool.audit.callers import Caller
 from gpu_pool.devices import Inventory, discover
@@ -30,12 +30,30 @@ from gpu_pool.store import registration
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.worker import Worker
-from gpu_pool_client import Device, Holder, Lease, PoolUnreachable, Process, SliceRequest
+from gpu_pool_client import (
+    WHOLE,
+    Device,
+    Enforcement,
+    Holder,
+    Lease,
+    Limit,
+    NeverFits,
+    NotAllowed,
+    PoolUnreachable,
+    Process,
+    SliceRequest,
+    Strength,
+)
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._processes import boot_id
 
+if TYPE_CHECKING:
+    from gpu_pool.slurm.steps import StepHost
+
 #: Seconds after which it is looked again for devices where there were none.
 _AGAIN_AFTER: Final = 5.0
+_SALLOC: Final = "See gpu-pool doctor; or ask for some: salloc --gres=gpu:1."
+_UNLIMITED: Final = Limit(Strength.NONE, "nothing is enforced on another node of a Slurm job")
 
 
 class LocalBackend(Backend):
@@ -61,6 +79,13 @@ class LocalBackend(Backend):
         self._allocation = None if owner else Allocation.of(os.environ)
         self._shares: Mapping[str, int] = {}
         self._job_end = JobEnd(self._allocation.job) if self._allocation else None
+        #: Runs kernels on the other nodes of that job.
+        self._steps: StepHost | None = None
+        if self._allocation is not None and self._allocation.has_others:
+            # Imported here because only few jobs have several nodes.
+            from gpu_pool.slurm.steps import StepHost
+
+            self.host = self._steps = StepHost(self._allocation.job, self._allocation.node, path)
         tiers = isolation or (owned if owner else unowned)(settings)
         self.enforcer = self.suspension = Enforcer(path, settings, tiers, owner=owner)
 
@@ -68,6 +93,8 @@ class LocalBackend(Backend):
         """See ``Backend.join``."""
         super().join(pool)
         self.enforcer.store, self.enforcer.courses = pool.store, pool.courses
+        if self._steps is not None:
+            self._steps.pool = pool
 
     def run(self) -> AbstractAsyncContextManager[object]:
         """Begin nothing: threads are begun as they are needed."""
@@ -78,7 +105,8 @@ class LocalBackend(Backend):
     ) -> DevicesFound:
         """See ``Backend.devices``: those that the driver shows, and whether something new could use them."""
         found = self._finder.known or await self._finder.found()
-        if max_age <= 0 and not found.devices and found.problems and self._finder.age > _AGAIN_AFTER:
+        is_empty = not found.devices and found.problems and self._finder.age > _AGAIN_AFTER
+        if max_age <= 0 and (is_empty or (self._steps is not None and self._steps.is_due)):
             self._finder.forget()
             found = await self._finder.found()
         looked_at = known if found.is_broken or not found.devices else found.devices
@@ -102,12 +130,18 @@ class LocalBackend(Backend):
 
     def _find(self) -> Inventory:
         """Look for this machine's devices, and make them ready. Raises ``PoolUnreachable``."""
+        job = self._allocation
+        if job is not None and not job.node:  # the GPUs of this machine are none of its
+            found = Inventory((), "Slurm", (f"{job} has no GPU, as far as its nodes say.", _SALLOC))
+            return self._with_other_nodes(found)
         found = self._find_devices()
         divided = self._settings.unified_memory_mib
         if divided:
             found = found.with_unified_memory(divided)
         self._driver.seen_well()
-        return self._of_job(replace(found, devices=self.enforcer.adapt(found.devices)))
+        return self._with_other_nodes(
+            self._of_job(replace(found, devices=self.enforcer.adapt(found.devices)))
+        )
 
     def _of_job(self, found: Inventory) -> Inventory:
         """Note how much of the devices is this process's where a Slurm job has but a part of them."""
@@ -128,21 +162,47 @@ class LocalBackend(Backend):
             return replace(found, devices=(), problems=(*found.problems, unknown, way_out), is_broken=False)
         return found
 
+    def _with_other_nodes(self, found: Inventory) -> Inventory:
+        """Add the GPUs that a Slurm job has on other nodes, as far as these say which."""
+        if self._steps is None or any(each.simulated for each in found.devices):
+            return found
+        try:
+            others = self._steps.look()
+        except (NotAllowed, PoolUnreachable) as error:
+            get_logger().warning("The other nodes of %s are not used: %s", self._allocation, error)
+            return found
+        if not others.devices:
+            return found
+        shares = self._shares or {each.uuid: WHOLE for each in found.devices}
+        self._shares = {**shares, **others.shares}
+        return replace(found, devices=(*found.devices, *others.devices), problems=())
+
     async def adapt(
         self,
         request: SliceRequest,
-        holder: Holder | None = None,  # noqa: ARG002
+        holder: Holder | None = None,
         caller: Caller | None = None,  # noqa: ARG002
     ) -> Adapted:
-        """Return the request as it is: here it is granted to the thousandth, on whatever fits."""
+        """Return the request as it is: here it is granted to the thousandth, on whatever fits.
+
+        What is no kernel runs where it was started, and has GPUs of this node alone.
+        """
         known, job = self._finder.known, self._allocation
         if self._shares and known is not None and job is not None:
             check_fits(request, known.devices, self._shares, job)
-        return Adapted(request)
+        if self._steps is None or known is None or holder is None or holder.yields:
+            return Adapted(request)
+        here = [each.uuid for each in known.devices if not each.node]
+        if not here and known.devices:
+            raise NeverFits(
+                f"You asked for {request.named}; {job} has GPUs on other nodes alone, where kernels can run.",
+                "Start a command there by Slurm itself: srun --overlap --nodelist=NODE COMMAND.",
+            )
+        return Adapted(request, here)
 
     def describe(self, lease: Lease) -> Lease:
         """See ``Backend.describe``: by the tier of its devices, and the job that they are of."""
-        return self._in_job(self.enforcer.state(lease))
+        return self._in_job(_on_another_node(lease) if lease.terms.in_pod else self.enforcer.state(lease))
 
     def _in_job(self, lease: Lease) -> Lease:
         if self._allocation is None or self._job_end is None:
@@ -156,6 +216,8 @@ class LocalBackend(Backend):
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:
         """See ``Backend.bind``: limits are made ready, and the processes held to them."""
+        if lease.terms.in_pod:
+            return self.describe(lease)
         if process is not None:
             await self.enforcer.attach(lease, process)
         return self._in_job(await self.enforcer.hand_out(lease))
@@ -164,6 +226,8 @@ class LocalBackend(Backend):
         """See ``Backend.unbind``: limits are taken away."""
         await self._follow_job()  # each that holds something comes by here
         await self.enforcer.settle(living)
+        if self._steps is not None:
+            await self._steps.settle(living)
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:  # noqa: ARG002
         """Return nothing: leases here end with their processes, which the pool judges."""
@@ -171,7 +235,7 @@ class LocalBackend(Backend):
 
     def allows_burst(self, device: Device) -> bool:
         """See ``Backend.allows_burst``: what is counted, and held by what can follow."""
-        return self.enforcer.allows_burst(device)
+        return not device.node and self.enforcer.allows_burst(device)
 
     def memory_in_use(self) -> Mapping[str, Mapping[str, int]]:
         """See ``Backend.memory_in_use``: what the watchdog of this process has seen."""
@@ -184,6 +248,13 @@ class LocalBackend(Backend):
         self._driver.close()
         self._finder.close()
         await self.enforcer.close()
+
+
+def _on_another_node(lease: Lease) -> Lease:
+    """Say that nothing limits a lease there; its kernel says which of its frameworks are."""
+    slices = tuple(replace(part, limit_mib=0, burst_mib=0) for part in lease.slices)
+    terms, limits = replace(lease.terms, revocable=True), Enforcement(_UNLIMITED, _UNLIMITED)
+    return replace(lease, slices=slices, terms=terms, enforcement=limits)
 
 
 #: Seconds after which it is said that the driver is slow, and after which nobody waits any longer.

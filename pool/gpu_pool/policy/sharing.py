@@ -5,7 +5,7 @@ Pure: mappings in, values out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from gpu_pool.policy.course_values import (
 )
 from gpu_pool.policy.queue import Policy
 from gpu_pool.policy.yielding import YIELD_AFTER
-from gpu_pool_client import BadRequest, NotAllowed, Terms, WhenIdle, format_duration
+from gpu_pool_client import BadRequest, NotAllowed, Slice, Terms, WhenIdle, format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,12 @@ class Sharing:
             raise NotAllowed(f"This pool has no course {name[:64]!a}.", listed)
         return self.default
 
-    def where_kernels_run(self, terms: Terms) -> Terms:
-        """Return the terms of a course with what follows from whether its kernels run in pods."""
-        if not self.in_pods:
+    def where_kernels_run(self, terms: Terms, slices: Iterable[Slice] = ()) -> Terms:
+        """Return the terms of a course with what follows from whether its kernels run in pods.
+
+        Those with ``slices`` of a named machine's devices run there, and not beside their server.
+        """
+        if not (self.in_pods or any(part.device.node for part in slices)):
             return terms
         parks = self.pods_park
         return replace(

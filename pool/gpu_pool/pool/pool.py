@@ -288,7 +288,7 @@ class GpuPool(Pool):
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
         lease = await self.core.living(lease_id)
-        if lease.state is LeaseState.PARKED and self.backend.host is None:
+        if lease.state is LeaseState.PARKED and not lease.terms.in_pod:
             # It has no device to look at, and its process may yet have used one.
             cuda = self.core.settings.tuning.cuda_device
             return Activity(initialised=await in_own_thread(uses_cuda, lease.process, lease.id, cuda))
@@ -299,7 +299,7 @@ class GpuPool(Pool):
 
     async def _activity(self, lease: Lease) -> Activity:
         """Look at what a lease's processes do, which takes some time on a machine with many."""
-        if self.backend.host is not None:
+        if self.backend.host is not None and lease.terms.in_pod:
             return self.backend.host.activity(lease.id)
         who = lease.process, lease.slices, lease.id, lease.holder.process
         return await in_own_thread(activity_of, *who, self.core.settings.tuning.cuda_device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from typing import Final
 
 from gpu_pool_client import NotAllowed, PoolUnreachable
@@ -17,16 +18,32 @@ _MOST_WORDS: Final = 500
 _NEEDED: Final = re.compile(
     r"(SLURM|SBATCH|LC)_.*|PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ", re.ASCII
 )
+#: By which Slurm's commands find their cluster.
+_OF_THE_CLUSTER: Final = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
-def ask(*words: str, told: str = "") -> str:
+def environment_of_steps() -> dict[str, str]:
+    """Return the variables with which a step is started: none that says what the job asked for.
+
+    ``srun`` takes those for options: a job's ``SLURM_GPUS=3`` would be asked of the one node of a step.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _OF_THE_CLUSTER or not name.startswith(("SLURM_", "SRUN_"))
+    }
+
+
+def ask(*words: str, told: str = "", environ: Mapping[str, str] | None = None) -> str:
     """Run a command of Slurm's, with this on its standard input, and return what it printed.
+
+    Its variables are those of this process that Slurm's commands need, or ``environ``.
 
     Raises ``PoolUnreachable`` where there is none, or no answer; ``NotAllowed``, with its words, where Slurm
     refuses.
     """
-    # A job that is submitted has these as well: nothing secret may be among them.
-    environ = {name: value for name, value in os.environ.items() if _NEEDED.fullmatch(name)}
+    if environ is None:  # a job that is submitted has these as well: nothing secret may be among them
+        environ = {name: value for name, value in os.environ.items() if _NEEDED.fullmatch(name)}
     try:
         done = subprocess.run(
             words,

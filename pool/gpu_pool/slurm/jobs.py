@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -27,6 +27,8 @@ _RUNS: Final = frozenset(
 )
 _NAMED_MEMORY: Final = re.compile(r"(?<![0-9.])([0-9]{1,4})_?gb?(?![a-z0-9])", re.ASCII | re.IGNORECASE)
 _MIB_PER_GIB: Final = 1024
+#: What a job was given of some of its nodes: their names, its processors there, and its GPUs, or their parts.
+_GIVEN: Final = re.compile(r"(?<!\S)Nodes=(\S+) CPU_IDs=([0-9,-]+) Mem=\S+ GRES=(\S*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,24 @@ def read_job(printed: str) -> Job:
         told.get("JobName", ""),
         int(status) if status.isdecimal() else None,
     )
+
+
+def read_given(printed: str) -> Iterator[tuple[str, str, int]]:
+    """Read what a job was given of which nodes, as ``scontrol --details show job`` prints it in one line.
+
+    Yield nodes, of which Slurm writes several as one (``n[1-3]``), with what ``srun --gres`` calls all of the
+    GPUs that each of them gives, and the number of processors. Nodes without any are left out.
+    """
+    for nodes, cpus, gres in _GIVEN.findall(printed):
+        gpus, parts = (sum(counts.values()) for counts in counts_in(gres))
+        if gpus or parts:
+            yield nodes, f"gpu:{gpus}" if gpus else f"{_part_in(gres)}:{parts}", _count(cpus)
+
+
+def _count(ranges: str) -> int:
+    """Return how many numbers there are in ``0-3,8``."""
+    ends = (each.partition("-") for each in ranges.split(","))
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
 def _word(reason: str) -> str:

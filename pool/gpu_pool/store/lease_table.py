@@ -144,7 +144,7 @@ class LeaseTable:
         # Those with which it was granted; where none are kept, those of its course as it is.
         kept = course.terms(None) if row["terms"] is None else read_terms(row["terms"])
         terms = replace(
-            self._sharing.where_kernels_run(kept),
+            self._sharing.where_kernels_run(kept, parts),
             ends_at=ends_at,
             # Not as its course says: that allows for longer.
             ends_as_asked=request.length is not None

@@ -116,10 +116,12 @@ def _ask(store: StoreContext) -> bool:
 
 
 def _kernel(store: StoreContext, row: Row) -> HeldKernel:
-    terms = read_terms(row["terms"]) if row["terms"] is not None else None
+    slices, terms = store.devices.read(row["slices"]), None
+    if row["terms"] is not None:
+        terms = store.sharing.where_kernels_run(read_terms(row["terms"]), slices)
     return HeldKernel(
         row["number"],
-        store.devices.read(row["slices"]),
+        slices,
         store.clock.wall_at(row["idle_since"]),
         working=False,
         yield_after=terms.yield_after if terms is not None else None,

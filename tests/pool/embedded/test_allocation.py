@@ -44,6 +44,18 @@ def test_what_is_no_job_on_a_node_has_no_allocation(environ: Mapping[str, str]) 
     assert Allocation.of(environ) is None
 
 
+def test_in_a_shell_of_salloc_all_nodes_are_others() -> None:
+    job = Allocation.of({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"})
+    assert job == Allocation("7", "", has_others=True)
+
+
+def test_a_job_of_several_nodes_has_others_unless_its_step_is_on_them_too() -> None:
+    assert not allocation(SLURM_JOB_NUM_NODES="1").has_others
+    assert allocation(SLURM_JOB_NUM_NODES="2").has_others
+    assert allocation(SLURM_JOB_NUM_NODES="2", SLURM_STEP_NUM_NODES="1").has_others
+    assert not allocation(SLURM_JOB_NUM_NODES="2", SLURM_STEP_NUM_NODES="2").has_others
+
+
 def test_steps_tell_their_own_gpus() -> None:
     assert allocation(SLURM_JOB_GPUS="0,1").gpus == "0,1"
     assert allocation(SLURM_JOB_GPUS="0,1", SLURM_STEP_GPUS="1").gpus == "1"

@@ -13,6 +13,7 @@ from gpu_pool.slurm.jobs import (
     memory_mib,
     place,
     read_addresses,
+    read_given,
     read_jobs,
     read_kinds,
     read_time,
@@ -153,3 +154,21 @@ def test_how_a_job_was_ended_is_told(state: str, words: str) -> None:
 
 def test_a_job_that_ended_by_itself_was_not_taken() -> None:
     assert [how_ended(Job("7", state)) for state in ("COMPLETED", "FAILED")] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [
+        (
+            "Nodes=n1 CPU_IDs=0-3 Mem=0 GRES=gpu:v100:2(IDX:0-1)   "
+            "Nodes=n2 CPU_IDs=0 Mem=10 GRES=gpu:t4:1(IDX:0)",
+            [("n1", "gpu:2", 4), ("n2", "gpu:1", 1)],
+        ),
+        ("Nodes=n[1-3,7] CPU_IDs=0-1,8-9 Mem=0 GRES=shard:40(IDX:0)", [("n[1-3,7]", "shard:40", 4)]),
+        ("Nodes=n1 CPU_IDs=2 Mem=0 GRES=mps:v100:40(IDX:0)", [("n1", "mps:40", 1)]),
+        ("Nodes=n1 CPU_IDs=2 Mem=0 GRES=gpu:v100:1(IDX:0),gpu:t4:2(IDX:1-2)", [("n1", "gpu:3", 1)]),
+        ("NodeList=n[1-2] NumNodes=2 Nodes=n1 CPU_IDs=2 Mem=0 GRES=", []),
+    ],
+)
+def test_what_a_job_was_given_of_each_node(shown: str, found: list[tuple[str, str, int]]) -> None:
+    assert list(read_given(f"JobId=7 ReqNodeList=(null) Socks/Node=* {shown} MinCPUsNode=1")) == found

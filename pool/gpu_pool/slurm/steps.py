@@ -1,0 +1,364 @@
+"""Kernels in steps of the job that their server runs in, on the other nodes of that job.
+
+Slurm counts nothing for steps that overlap: what a job was given of its other nodes is divided by the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpu_pool.slurm import jobs, launching
+from gpu_pool.slurm.commands import ask, environment_of_steps
+from gpu_pool.store.device_table import read_device, write_device
+from gpu_pool_client import (
+    Activity,
+    BadRequest,
+    Device,
+    KernelCommand,
+    KernelPod,
+    Lease,
+    LeaseGone,
+    NotAllowed,
+    PodPhase,
+    PoolUnreachable,
+)
+from gpu_pool_client._framework_caps import slice_environment
+from gpu_pool_client._log import get_logger
+
+if TYPE_CHECKING:
+    from gpu_pool.audit.callers import Caller
+    from gpu_pool.pool.backend import PoolSide
+
+#: What prints the GPUs of the node where it runs, see ``gpu_pool.embedded.allocation.main``.
+_LOOKS: Final = (sys.executable, "-m", "gpu_pool.embedded.allocation")
+#: What an IPython kernel's command runs.
+_IPYTHON: Final = frozenset({"ipykernel", "ipykernel_launcher"})
+#: How Slurm says in the output of a step that it has ended it.
+_ENDED_BY_SLURM: Final = re.compile(
+    r"^slurmstepd\S*: error: (?:\*\*\* )?(.*?(?:CANCELLED|oom|FAILURE).*?)(?: \*\*\*)?$", re.M
+)
+#: Nodes that are asked at once; and seconds until those are asked again that did not answer.
+_AT_ONCE, _AGAIN_AFTER = 16, 60.0
+#: Seconds between two looks at a step that starts, at one that runs; and for one that is to end.
+_SOON, _GLANCE, _ENDS_WITHIN = 0.03, 0.25, 10.0
+#: Becomes ``srun``, and ends it, and with it its step, once the server's end of its standard input is closed
+#: without a word: the server was killed. Nobody would ever remove the step's folder then.
+_WITH_ITS_SERVER: Final = """\
+exec 3<&0
+{ read -r told <&3 || { kill -TERM $$; rm -rf -- "$0"; }; } &
+exec "$@" </dev/null 3<&-
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class JobNode:
+    """What a job was given of one of its nodes."""
+
+    name: str
+    #: All of its GPUs there, as ``srun --gres`` calls them.
+    gres: str
+    cpus: int
+    #: Where it is reached.
+    address: str
+
+    def step(self, job: str) -> list[str]:
+        """Return the beginning of a command that runs another one in a step there, beside all others."""
+        where = [f"--jobid={job}", f"--nodelist={self.name}", "--nodes=1", "--ntasks=1"]
+        what = [f"--cpus-per-task={self.cpus}", f"--gres={self.gres}"]
+        return ["srun", "--overlap", "--export=ALL", *where, *what]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherNodes:
+    """The GPUs of a job's other nodes."""
+
+    nodes: Mapping[str, JobNode] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
+    #: How many thousandths of each are the job's, by uuid.
+    shares: Mapping[str, int] = field(default_factory=dict)
+    #: Why it is not known what nodes have, by their names.
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def write(self, file: Path) -> None:
+        """Write it down for the other processes of the job."""
+        draft = file.with_suffix(f".{os.getpid()}")
+        told = {**asdict(self), "devices": [write_device(each) for each in self.devices]}
+        draft.write_text(json.dumps(told))
+        draft.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> OtherNodes | None:
+        """Return what one of these processes has written; None where none has."""
+        try:
+            told = json.loads(file.read_text())
+        except FileNotFoundError:
+            return None
+        nodes = {name: JobNode(**each) for name, each in told["nodes"].items()}
+        return cls(nodes, tuple(map(read_device, told["devices"])), told["shares"], told["problems"])
+
+
+def find_other_nodes(job: str, here: str) -> OtherNodes:
+    """Ask Slurm for the other nodes of a job, and each of these for its GPUs. Blocks.
+
+    They are the pool's of its first node: on another one, there are none. ``here`` is empty where this
+    process runs on none of them. Raises ``PoolUnreachable`` and ``NotAllowed``.
+    """
+    shown = ask("scontrol", "--oneliner", "--details", "show", "job", job)
+    names = _names(jobs.read_job(shown).node)
+    others = [name for name in names if name != here]
+    if not others or here not in ("", names[0]):
+        return OtherNodes()
+    addresses = jobs.read_addresses(
+        ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(others)}", f"--format={jobs.SINFO_FORMAT}")
+    )
+    nodes = [
+        JobNode(name, gres, cpus, addresses.get(name, name))
+        for several, gres, cpus in jobs.read_given(shown)
+        for name in _names(several)
+        if name in others
+    ]
+    with ThreadPoolExecutor(_AT_ONCE, "gpu-pool-nodes") as threads:
+        found = list(threads.map(lambda node: _look(job, node), nodes))
+    return OtherNodes(
+        {node.name: node for node in nodes},
+        tuple(device for each in found for device in each.devices),
+        {uuid: share for each in found for uuid, share in each.shares.items()},
+        {name: problem for each in found for name, problem in each.problems.items()},
+    )
+
+
+def _names(nodes: str) -> list[str]:
+    """Return the names of nodes that Slurm writes as one: ``n[1-3]``."""
+    return ask("scontrol", "show", "hostnames", nodes).split()
+
+
+def _look(job: str, node: JobNode) -> OtherNodes:
+    """Return the GPUs of one node, and how much of each is the job's."""
+    try:
+        told = ask(*node.step(job), *_LOOKS, environ=environment_of_steps())
+        said = json.loads(told.strip().splitlines()[-1])
+    except (NotAllowed, PoolUnreachable) as error:
+        problem = error.message
+    except (ValueError, IndexError):
+        problem = "It does not say what it has."
+    else:
+        devices = tuple(replace(read_device(each), node=node.name) for each in said["devices"])
+        problems = {node.name: said["problem"]} if said["problem"] else {}
+        return OtherNodes({}, devices, said["shares"], problems)
+    get_logger().warning("The GPUs of %s are left out: %s", node.name, problem)
+    return OtherNodes(problems={node.name: problem})
+
+
+@dataclass(slots=True)
+class Step:
+    """The step of one lease's kernel."""
+
+    node: JobNode
+    folder: Path
+    command: KernelCommand
+    process: subprocess.Popen[bytes]
+    ports: Mapping[str, int] = field(default_factory=dict)
+    #: Where its kernel is reached; empty as long as it is not.
+    address: str = ""
+    ended_by_us: bool = False
+
+
+class StepHost:
+    """Runs kernels on the other nodes of a job, each in a step; it has those of this process alone."""
+
+    #: The pool that it belongs to; set before anything is started.
+    pool: PoolSide
+
+    def __init__(self, job: str, here: str, store: Path) -> None:
+        self._job, self._here = job, here
+        self._file = store.with_name("other-nodes.json")
+        #: What there is; None where that is not known yet. And when it was looked for last.
+        self.others: OtherNodes | None = None
+        self._looked_at = float("-inf")
+        #: By lease.
+        self._steps: dict[str, Step] = {}
+        self._is_stopped = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is not known yet, and it was not asked lately."""
+        is_known = self.others is not None and not self.others.problems
+        return not is_known and time.monotonic() > self._looked_at + _AGAIN_AFTER
+
+    def look(self) -> OtherNodes:
+        """Return the GPUs of the other nodes, which are asked once in a job's life, if all answer. Blocks.
+
+        Raises ``PoolUnreachable`` and ``NotAllowed``.
+        """
+        known = OtherNodes.read(self._file)
+        if known is None or (known.problems and self.is_due):
+            self._looked_at = time.monotonic()
+            known = find_other_nodes(self._job, self._here)
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            known.write(self._file)
+        self.others = known
+        return known
+
+    # -- Kernels -----------------------------------------------------------------
+
+    async def launch(self, lease: Lease, kernel: KernelCommand, caller: Caller | None) -> KernelPod:  # noqa: ARG002
+        """See ``KernelHost.launch``: start a step, whose main process is the kernel's supervisor."""
+        known = self._steps.get(lease.id)
+        if known is not None:
+            if known.command == kernel and not known.ended_by_us and known.process.poll() is None:
+                return self._state(known)
+            await self._end(lease.id)
+        name = lease.slices[0].device.node if lease.slices else ""
+        node = self.others.nodes.get(name) if self.others is not None else None
+        if node is None:
+            raise NotAllowed(f"The node {name!a} is not of Slurm job {self._job}.", "Start the kernel anew.")
+        own, is_ipython = {**os.environ, **kernel.environment}, not _IPYTHON.isdisjoint(kernel.argv_here)
+        variables = slice_environment(lease, "".join(kernel.argv_here[:1]), own, hook=is_ipython)
+        folder = launching.write_order(
+            f"step-{self._job}-{lease.id}",
+            lease,
+            kernel,
+            alone=launching.ALONE,
+            tunnel={},
+            variables=variables,
+        )
+        named = [f"--job-name=gpu-pool-{lease.id}", f"--chdir={folder}"]
+        words = [*node.step(self._job), *named, *launching.command(kernel, folder)]
+        try:
+            process = _started(words, folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise PoolUnreachable(f"Slurm's srun cannot be run: {error.strerror}.") from error
+        step = self._steps[lease.id] = Step(node, folder, kernel, process)
+        get_logger().info("A step of Slurm job %s on %s was started for lease %s", self._job, name, lease.id)
+        return self._state(step)
+
+    async def follow(self, lease_id: str, seen: str, seconds: float) -> KernelPod:
+        """See ``KernelHost.follow``."""
+        give_up_at = time.monotonic() + seconds
+        while True:
+            step = self._steps.get(lease_id)
+            try:
+                await self.pool.living(lease_id)
+            except LeaseGone:  # it was taken back: nobody else ends its step
+                await self._end(lease_id)
+                raise
+            if step is None:
+                raise BadRequest("No kernel was started on this slice by this server.", "Start one.")
+            if not step.address and step.process.poll() is None:
+                step.ports = step.ports or launching.read_ports(step.folder)[0]
+                if step.ports and await launching.answers(step.node.address, step.ports["supervisor"]):
+                    step.address = step.node.address
+            found = self._state(step)
+            if found.version != seen or time.monotonic() > give_up_at or self._is_stopped:
+                return found
+            await asyncio.sleep(_GLANCE if step.address else _SOON)
+
+    def _state(self, step: Step) -> KernelPod:
+        now = self._phase(step)
+        told = f"{step.process.pid} {now.phase.value} {now.message} {now.address}"
+        return replace(now, version=hashlib.sha256(told.encode()).hexdigest()[:12])
+
+    def _phase(self, step: Step) -> KernelPod:
+        code = step.process.poll()
+        if code is not None:
+            _let_go(step.process)
+        if step.ended_by_us:
+            return KernelPod("", PodPhase.ENDED, message="It was ended.")
+        if code is not None:
+            return KernelPod("", PodPhase.ENDED, message=self._how_ended(step, code), exit_code=code)
+        if step.address:
+            return KernelPod("", PodPhase.RUNNING, step.address, ports=step.ports)
+        unreached = f"Its step listens on {step.node.name}, which cannot be reached from here."
+        return KernelPod("", PodPhase.STARTING, message=unreached if step.ports else "Its step starts.")
+
+    def _how_ended(self, step: Step, code: int) -> str:
+        """Say how a step has ended that failed: as Slurm says it, or with its last words."""
+        if not code:
+            return ""
+        said = ""
+        with contextlib.suppress(OSError):
+            said = (step.folder / launching.OUTPUT).read_text(errors="replace")
+        found = _ENDED_BY_SLURM.search(said)
+        last = f" Slurm says: {found[1]}" if found else launching.last_words(step.folder)
+        return f"The step of Slurm job {self._job} on {step.node.name} ended with status {code}.{last}"
+
+    async def end(self, lease_id: str) -> None:
+        """See ``KernelHost.end``."""
+        step = self._steps.get(lease_id)
+        if step is not None and not step.ended_by_us:
+            step.ended_by_us = True
+            await asyncio.to_thread(_stop, step.process)
+
+    async def _end(self, lease_id: str) -> None:
+        await self.end(lease_id)
+        if (step := self._steps.pop(lease_id, None)) is not None:
+            shutil.rmtree(step.folder, ignore_errors=True)
+
+    async def settle(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
+        """End the steps of leases that have ended, or have another node since."""
+        known = dict(self._steps)
+        if not known:
+            return
+        now = {lease.id: [part.device.node for part in lease.slices] for lease in await living()}
+        for lease_id, step in known.items():
+            if step.node.name not in now.get(lease_id, ()) and self._steps.get(lease_id) is step:
+                await self._end(lease_id)
+
+    def activity(self, lease_id: str) -> Activity:
+        """Return nothing: nobody looks at the GPUs of other nodes."""
+        return Activity() if self.has_kernel(lease_id) else Activity(initialised=False)
+
+    def has_kernel(self, lease_id: str) -> bool:
+        """See ``KernelHost.has_kernel``."""
+        step = self._steps.get(lease_id)
+        return step is not None and not step.ended_by_us and step.process.poll() is None
+
+    def stop_waiting(self) -> None:
+        """See ``KernelHost.stop_waiting``."""
+        self._is_stopped = True
+
+
+def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / launching.OUTPUT).open("wb") as output:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _WITH_ITS_SERVER, str(folder), *words],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=environment_of_steps(),
+            start_new_session=True,
+        )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a step by ending its srun, whose end is its own. Blocks."""
+    _let_go(process)
+    process.terminate()
+    try:
+        process.wait(_ENDS_WITHIN)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Let nothing wait any more for this server to be killed."""
+    assert process.stdin is not None
+    if not process.stdin.closed:
+        with contextlib.suppress(OSError), process.stdin:  # it does not wait any more
+            process.stdin.write(b"\n")

@@ -1,0 +1,405 @@
+"""Kernels on the other nodes of a job: each in a step there, on what the job was given of that node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+
+from gpu_pool_client import Holder, NeverFits, parse_request
+from support.frontend import frontend
+from support.jupyter_env import JupyterEnv, eventually
+from support.nvml_stub import Machine
+from support.slurm import Slurm, missing, slurm_cluster
+
+#: What the drivers of n1 and n2 show.
+_GPUS = {
+    "n1": "gpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 0\ngpu GPU-1 Tesla V100-SXM2-32GB\nmemory 32768 0\n",
+    "n2": "gpu GPU-t Tesla T4\nmemory 15360 0\n",
+}
+#: Both nodes are this machine, and each has a driver of its own.
+_PROLOGUE = '#!/bin/sh\necho "export NVML_STUB_SCENARIO={}/$SLURMD_NODENAME/scenario.txt"\n'
+#: A cell that runs until there is a file.
+_UNTIL = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.05)"
+_SHOW = """
+import os
+print(*map(os.environ.get, ('SLURMD_NODENAME', 'CUDA_VISIBLE_DEVICES', 'SLURM_STEP_ID')), os.getpid())
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if why := missing():
+        pytest.skip(why)
+    folder = tmp_path_factory.mktemp("nodes")
+    for name, gpus in _GPUS.items():
+        (folder / name).mkdir()
+        Machine(folder / name, gpus)
+    prologue = folder / "prologue"
+    prologue.write_text(_PROLOGUE.format(folder))
+    prologue.chmod(0o755)
+    (folder / "cluster").mkdir()
+    with slurm_cluster(folder / "cluster", f"TaskProlog={prologue}\n") as found:
+        yield found
+
+
+@dataclass
+class Allocated:
+    """A shell of ``salloc``, which runs on none of its nodes."""
+
+    slurm: Slurm
+    job: str
+    env: JupyterEnv
+    started: list[AsyncKernelManager]
+
+    async def start(self, size: str, **variables: str) -> AsyncKernelManager:
+        name = self.env.install(f"GPU {len(self.started)}", size, env=variables)
+        manager = AsyncKernelManager(kernel_name=name)
+        self.started.append(manager)
+        await manager.start_kernel()
+        return manager
+
+    async def is_empty(self) -> bool:
+        """Whether no lease lives and no step runs, and nothing is left of any."""
+        folder = self.env.folder / "data" / "gpu-pool-jobs"
+        left = list(folder.iterdir()) if folder.is_dir() else []
+        return await self.env.is_empty() and not self.steps() and not left
+
+    def steps(self) -> list[str]:
+        """Return the ids of the job's steps."""
+        shown = self.slurm.run("squeue", "--noheader", "--steps", f"--jobs={self.job}", "--format=%i")
+        return [each for each in shown.split() if each.rpartition(".")[2].isdecimal()]
+
+
+Allocate = Callable[..., Allocated]
+
+
+@pytest.fixture
+async def allocate(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Allocate]:
+    found: list[Allocated] = []
+
+    def do(*options: str) -> Allocated:
+        slurm.run("salloc", "--no-shell", *options)
+        [job] = slurm.run("squeue", "--noheader", "--format=%A").split()
+        given = slurm.job(job)
+        (tmp_path / "temporary").mkdir()
+        variables = {
+            **{name: slurm.environment[name] for name in ("PATH", "SLURM_CONF")},
+            **Machine(tmp_path).environment,
+            "TMPDIR": f"{tmp_path}/temporary",
+            "SLURM_JOB_ID": job,
+            "SLURM_JOB_NODELIST": given["NodeList"],
+            "SLURM_JOB_NUM_NODES": given["NumNodes"],
+            "JUPYTER_PATH": f"{tmp_path}/data",
+            "JUPYTER_DATA_DIR": f"{tmp_path}/data",
+            "JUPYTER_CONFIG_DIR": f"{tmp_path}/config",
+            # This process has one pool for each URL, and a job has not more than one store.
+            "GPU_POOL_URL": f"embedded:{tmp_path}/store.db",
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        found.append(Allocated(slurm, job, JupyterEnv(tmp_path, variables["GPU_POOL_URL"]), []))
+        return found[-1]
+
+    yield do
+    for each in found:
+        for manager in each.started:
+            await manager.shutdown_kernel(now=True)
+
+
+async def test_kernels_run_on_all_nodes_of_the_job_and_the_next_one_waits(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    first, second = await shell.start("1"), await shell.start("1")
+    async with frontend(first) as one, frontend(second) as two:
+        shown = [(await page.run(_SHOW).done()).outputs[-1].split() for page in (one, two)]
+        assert sorted(each[:2] for each in shown) == [["n1", "GPU-0"], ["n2", "GPU-t"]]
+        third = await shell.start("1")
+        async with frontend(third) as three:
+            cell = three.run(_SHOW)
+            await cell.shows("Waiting for a whole GPU")
+            await first.shutdown_kernel(now=True)
+            await cell.done()
+            assert cell.outputs[-1].split()[:2] == shown[0][:2]
+
+
+async def test_a_restart_is_in_the_same_step_and_an_interrupt_reaches_the_cell(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        before = (await page.run(_SHOW).done()).outputs[-1].split()
+        await manager.restart_kernel(now=True)
+        await page.is_connected()
+        after = (await page.run(_SHOW).done()).outputs[-1].split()
+        assert (after[:3], after[3] != before[3]) == (before[:3], True)
+        cell = page.run("import time; print('began')\nwhile True: time.sleep(0.05)")
+        await cell.shows("began")
+        await manager.interrupt_kernel()
+        await cell.shows("KeyboardInterrupt")
+
+
+async def test_the_pool_divides_the_shards_of_each_node(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=shard:40")
+    status = await shell.env.pool.status()
+    free = {each.device.uuid: (each.device.node, each.free_milli) for each in status.devices}
+    assert free == {"GPU-0": ("n1", 400), "GPU-t": ("n2", 400)}
+    managers = [await shell.start("20% model=t4") for _ in range(2)]
+    async with frontend(managers[0]) as one, frontend(managers[1]) as two:
+        shown = [(await page.run(_SHOW).done()).outputs[-1].split() for page in (one, two)]
+        assert [each[:2] for each in shown] == [["n2", "GPU-t"]] * 2
+        third = await shell.start("20% model=t4")
+        async with frontend(third) as page:
+            await page.run("1").shows("Waiting for a GPU slice of 20%")
+
+
+async def test_frameworks_are_held_to_a_part_as_beside_the_server(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=shard:40")
+    folder = shell.env.folder / "packages"
+    (folder / "cupy_cuda12x-13.3.0.dist-info").mkdir(parents=True)
+    manager = await shell.start("20% model=t4", PYTHONPATH=str(folder))
+    async with frontend(manager) as page:
+        names = "'CUPY_GPU_MEMORY_LIMIT', 'GPU_POOL_ENFORCED'"
+        cell = await page.run(f"import os; print(*map(os.environ.get, ({names})))").done()
+    bytes_, _, enforced = cell.outputs[-1].partition(" ")
+    assert 0 < int(bytes_) < 15360 * 2**20 * 20 // 100
+    assert "framework caps: cupy" in enforced
+
+
+async def test_more_than_the_job_was_given_of_any_node_is_refused(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=shard:40")
+    with pytest.raises(NeverFits, match="was given 40% of a GPU"):
+        await shell.env.pool.request(parse_request("41%"), Holder("ada", yields=True), "key")
+
+
+async def test_the_end_of_the_kernel_is_the_end_of_its_step(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        assert len(shell.steps()) == 1
+    await manager.shutdown_kernel(now=True)
+    await eventually(shell.is_empty)
+
+
+async def _is_dead(manager: AsyncKernelManager) -> bool:
+    return not await manager.is_alive()
+
+
+async def test_a_kernel_that_dies_says_how_and_a_restart_is_in_the_same_step(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        before = (await page.run(_SHOW).done()).outputs[-1].split()
+        page.run("import os; os._exit(3)")
+        await eventually(lambda: _is_dead(manager))
+        await manager.restart_kernel()
+        await page.is_connected()
+        cell = await page.run(_SHOW).done()
+        assert "The kernel ended by itself" in cell.outputs[0]
+        assert cell.outputs[-1].split()[:3] == before[:3]
+
+
+async def test_a_slice_that_is_taken_back_takes_its_step_with_it(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        [lease] = await shell.env.leases()
+        assert (lease.terms.in_pod, lease.terms.job) == (True, f"Slurm job {shell.job}")
+        await shell.env.pool.release(lease.id)
+        await eventually(shell.is_empty)
+
+
+async def test_a_kernel_that_is_ended_when_idle_ends_its_step(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    (shell.env.folder / "config").mkdir()
+    (shell.env.folder / "config" / "gpu_pool_config.py").write_text(
+        'c.PoolSettings.default_course = {"idle_limit": "8s", "when_idle": "end"}\n'
+    )
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        await eventually(shell.is_empty)
+        await page.run("1").shows("idle")
+
+
+async def test_a_kernel_that_has_another_size_after_its_restart_has_another_step(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=shard:40")
+    manager = await shell.start("20% model=t4")
+    async with frontend(manager) as page:
+        before = (await page.run(_SHOW).done()).outputs[-1].split()
+        await page.run("%gpu use 30%").done()
+        await manager.restart_kernel()
+        await page.is_connected()
+        after = (await page.run(_SHOW).done()).outputs[-1].split()
+        assert (after[:2], after[2] != before[2]) == (before[:2], True)
+        [lease] = await shell.env.leases()
+        assert lease.slices[0].milli == 300
+        assert len(shell.steps()) == 1
+
+
+async def test_a_step_that_is_cancelled_is_told_of_in_slurms_words(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        [step] = shell.steps()
+        shell.slurm.run("scancel", step)
+        await eventually(lambda: _is_dead(manager))
+        await manager.restart_kernel()
+        await page.is_connected()
+        cell = await page.run("print(6 * 7)").done()
+        assert f"The step of Slurm job {shell.job} on n2 ended with status 137." in cell.outputs[0]
+        assert f"Slurm says: STEP {step} ON n2 CANCELLED AT " in cell.outputs[0]
+        assert cell.outputs[-1] == "42\n"
+
+
+async def test_the_end_of_the_job_is_warned_of(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1", "--time=9")
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        end = shell.env.folder / "end"
+        cell = page.run(_UNTIL.format(str(end)))
+        await cell.shows(f"Slurm job {shell.job} ends in")
+        end.touch()
+        await cell.done()
+
+
+_SERVER = """
+import asyncio, os, signal
+from jupyter_client.manager import AsyncKernelManager
+async def main():
+    manager = AsyncKernelManager(kernel_name={name!r})
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels(hb=False)
+    await client.wait_for_ready(timeout=100)
+    await client.execute_interactive("1", timeout=100)
+    print("runs", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+async def test_a_server_that_is_killed_takes_its_steps_with_it(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    code = _SERVER.format(name=shell.env.install("GPU", "1 model=t4"))
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    told, _ = await server.communicate()
+    assert (b"runs" in told, server.returncode) == (True, -9)
+    await eventually(shell.is_empty)
+
+
+def _command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "gpu_pool.cli", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+#: Starts no steps on n2, and all others as Slurm's does.
+_FAILING = """#!/bin/sh
+case $* in *=n2*) echo no such luck >&2; exit 1;; esac
+exec {real} "$@"
+"""
+
+
+async def test_doctor_and_list_name_the_nodes(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=shard:40")
+    checks = json.loads(_command("doctor", "--json").stdout)["checks"]
+    found = [(each["state"], each["text"]) for each in checks if each["name"] == "slurm nodes"]
+    job = f"Slurm job {shell.job}"
+    assert found == [("ok", f"{job} on n1: 40% of GPU 0"), ("ok", f"{job} on n2: 40% of GPU 0")]
+    assert "on n2" in _command("list").stdout
+
+
+async def test_a_node_that_does_not_answer_is_left_out_and_doctor_says_why(
+    allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    real = shutil.which("srun", path=shell.slurm.environment["PATH"])
+    (tmp_path / "failing").mkdir()
+    program = tmp_path / "failing" / "srun"
+    program.write_text(
+        f'#!/bin/sh\ncase $* in *=n2*) echo no such luck >&2; exit 1;; esac\nexec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{shell.slurm.environment['PATH']}")
+    status = json.loads(_command("status", "--json").stdout)
+    assert [each["uuid"] for each in status["devices"]] == ["GPU-0"]
+    checks = json.loads(_command("doctor", "--json").stdout)["checks"]
+    [broken] = [each for each in checks if each["name"] == "slurm nodes" and each["state"] == "broken"]
+    assert "on n2: Slurm's srun fails: no such luck" in broken["text"]
+
+
+async def test_a_command_is_told_to_use_srun(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    done = _command("run", "1", "--", "true")
+    assert f"Slurm job {shell.job} has GPUs on other nodes alone" in done.stderr
+    assert done.returncode == 3
+
+
+_NOTEBOOKS = """
+import asyncio
+import sys
+from jupyter_client.manager import AsyncKernelManager
+from support.frontend import frontend
+
+async def main():
+    kernels = [AsyncKernelManager(kernel_name="gpu") for _ in range(int(sys.argv[1]))]
+    for each in kernels:
+        await each.start_kernel()
+        async with frontend(each) as page:
+            print("shown:", (await page.run({show!r}).done()).outputs[-1])
+    for each in kernels:
+        await each.shutdown_kernel(now=True)
+
+asyncio.run(main())
+"""
+
+
+def _ran(slurm: Slurm, folder: Path, script: str, *options: str) -> str:
+    """Run a script in a job of both nodes, on its first; return what it printed."""
+    JupyterEnv(folder, "embedded:").install("GPU", "1")
+    (folder / "notebooks.py").write_text(_NOTEBOOKS.format(show=_SHOW))
+    (folder / "temporary").mkdir()
+    variables = {
+        **Machine(folder).environment,
+        "TMPDIR": f"{folder}/temporary",
+        "JUPYTER_PATH": f"{folder}/data",
+        "JUPYTER_DATA_DIR": f"{folder}/data",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    job = slurm.submit(script, "--nodes=2", *options, **variables)
+    slurm.until(job, "COMPLETED")
+    return slurm.output(job).read_text()
+
+
+@pytest.mark.parametrize(("given", "own"), [("--gpus=3", ["GPU-0", "GPU-1"]), ("--gres=gpu:1", ["GPU-0"])])
+def test_a_server_on_the_first_node_has_its_own_gpus_and_those_of_the_others(
+    slurm: Slurm, tmp_path: Path, given: str, own: list[str]
+) -> None:
+    script = f"{sys.executable} notebooks.py {len(own) + 1}"
+    told = _ran(slurm, tmp_path, script, given, f"--chdir={tmp_path}")
+    shown = sorted(line.split()[1:4] for line in told.splitlines() if line.startswith("shown: "))
+    # Those beside their server are in no step; the first step has looked at the other node.
+    assert shown == [*(["n1", each, "None"] for each in own), ["n2", "GPU-t", "1"]]
+
+
+def test_commands_have_gpus_of_their_own_node_alone(slurm: Slurm, tmp_path: Path) -> None:
+    program = f"{sys.executable} -m gpu_pool.cli"
+    script = f"{program} run 1 -- {program} run 1 --timeout 1s -- true; echo status $?"
+    told = _ran(slurm, tmp_path, script, "--gres=gpu:1")
+    assert "status 6" in told
+
+
+def test_servers_that_run_on_each_node_have_their_own_alone(slurm: Slurm, tmp_path: Path) -> None:
+    script = f"srun --nodes=2 {sys.executable} -m gpu_pool.cli status --json"
+    told = _ran(slurm, tmp_path, script, "--gres=gpu:1")
+    assert sorted(re.findall(r'"uuid": "(GPU-.)"', told)) == ["GPU-0", "GPU-t"]
