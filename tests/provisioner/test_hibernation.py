@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,67 @@ async def test_what_others_write_to_the_history_meanwhile_does_not_keep_it_aslee
             await printed(its, "get_ipython().history_manager.writeout_cache()")
         assert await printed(page, "print(kept)") == "1\n"
         assert await printed(page, "get_ipython().history_manager.writeout_cache(); print(2)") == "2\n"
+
+
+async def test_it_ends_by_a_signal_and_what_it_leaves_behind_is_reaped_before_and_after_it_slept(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    leaves = """
+import os, subprocess, time
+left = int(subprocess.run(['sh', '-c', 'sleep 0.01 & echo $!'], stdout=subprocess.PIPE).stdout)
+try:
+    while True:
+        os.kill(left, 0)
+        time.sleep(0.01)
+except ProcessLookupError:
+    print('reaped')
+"""
+    async with sleeper(jupyter_env, manager) as (km, page):
+        assert await printed(page, leaves) == "reaped\n"
+        await asleep(km)
+        assert await printed(page, leaves) == "reaped\n"
+        pid = km.provisioner.process.pid
+        page.run("os.kill(os.getpid(), 15)")
+
+        async def is_gone() -> bool:
+            return not is_running(pid)
+
+        await eventually(is_gone)
+
+
+@pytest.mark.parametrize(
+    ("module", "before", "after", "expected"),
+    [
+        ("numpy", "kept = numpy.arange(10_000_000)", "kept.sum()", "49999995000000"),
+        (
+            "pandas",
+            "kept = pandas.DataFrame({'a': [1, 1, 2], 'b': [3, 4, 5]}).groupby('a')",
+            "kept.b.sum().tolist()",
+            "[7, 5]",
+        ),
+        (
+            "matplotlib",
+            "import io, matplotlib.pyplot as plt; kept, axes = plt.subplots(); axes.plot([1, 3, 2])",
+            "len(axes.lines), bool(kept.savefig(io.BytesIO()) is None)",
+            "1 True",
+        ),
+        (
+            "torch",
+            "kept = torch.ones(3, requires_grad=True); loss = (kept ** 2).sum()",
+            "loss.backward() or kept.grad.tolist()",
+            "[2.0, 2.0, 2.0]",
+        ),
+    ],
+)
+async def test_what_libraries_have_is_there_when_it_wakes(
+    jupyter_env: JupyterEnv, manager: Managers, module: str, before: str, after: str, expected: str
+) -> None:
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(page, f"import {module}; {before};")
+        await asleep(km)
+        assert (await printed(page, f"print({after})")).splitlines()[-1] == expected
 
 
 async def test_a_kernel_that_waits_for_input_stays_awake(
@@ -355,8 +417,8 @@ async def test_whatever_is_killed_leaves_the_running_kernel_or_a_whole_image(
         await printed(page, "kept = bytearray(300_000_000)")
         if who == "keeper":
             first.touch()
-            keeper = psutil.Process(km.provisioner.process.pid).ppid()
-            kill(keeper)
+            first = psutil.Process(psutil.Process(km.provisioner.process.pid).ppid())
+            kill(first.ppid())
         else:
             await tried_to_sleep(km)
             assert "stayed awake" in await printed(page, "print(len(kept))")

@@ -95,6 +95,8 @@ class KeptKernel:
         self._most = int(most_gib * (1 << 30))
         self._folder: HeldFolder | None = None
         self._process = ContinuedProcess(Process.current())
+        #: The first of its pid namespace: with it all of them end.
+        self._first: ContinuedProcess | None = None
         self._pipe = 0
         self._is_over = False
         #: Closes what keeps the kernel alive: its keeper ends it then.
@@ -129,8 +131,9 @@ class KeptKernel:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
-        self.send_signal(signal.SIGKILL)
+        """End it at once, with all that it has started."""
+        if self._first is not None:
+            self._first.send_signal(signal.SIGKILL)
 
     # -- Its launch, its way to disk and back ----------------------------------
 
@@ -165,15 +168,15 @@ class KeptKernel:
         if "pid" not in told:
             let_go()
             raise OSError(told["errno"], told["error"])
-        process = Process.of(told["pid"])
-        if process is None:
+        process, first = Process.of(told["pid"]), Process.of(told["first"])
+        if process is None or first is None:
             let_go()
             raise OSError(0, "it ended at once")
         if self._is_over:  # it was ended while it came back
             let_go()
             raise OSError(0, "it was ended")
         self._let_go, self._pipe = let_go, told["pipe"]
-        self._process = ContinuedProcess(process)
+        self._process, self._first = ContinuedProcess(process), ContinuedProcess(first)
         return process.pid
 
     async def closed(self, prefix: str) -> None:
@@ -236,7 +239,8 @@ class KeptKernel:
 
     async def _dumped(self, folder: Path) -> str | None:
         """Let CRIU write the kernel, and leave it stopped; return what is wrong, if anything."""
-        argv = [self._criu, "dump", "-t", str(self.pid), "-D", str(folder), "-o", "dump.log"]
+        assert self._first is not None
+        argv = [self._criu, "dump", "-t", str(self._first.pid), "-D", str(folder), "-o", "dump.log"]
         argv += ["--leave-stopped", "--ghost-limit", str(_GHOST_BYTES), *_BOTH]
         criu = await asyncio.create_subprocess_exec(
             *argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
