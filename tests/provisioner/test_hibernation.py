@@ -238,6 +238,39 @@ async def test_what_libraries_have_is_there_when_it_wakes(
         assert (await printed(page, f"print({after})")).splitlines()[-1] == expected
 
 
+async def test_the_ports_at_which_it_listens_are_kept_while_it_sleeps(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    async with sleeper(jupyter_env, manager) as (km, page):
+        listens = (
+            "import socket; server = socket.create_server(('127.0.0.1', 0)); print(server.getsockname()[1])"
+        )
+        port = int(await printed(page, listens))
+        await asleep(km)
+        with pytest.raises(OSError, match="Address already in use"):
+            socket.create_server(("127.0.0.1", port))
+        await printed(page, "server")
+        with socket.create_connection(("127.0.0.1", port)):
+            assert await printed(page, "print(server.accept()[1][0])") == "127.0.0.1\n"
+
+
+async def test_a_port_that_is_taken_meanwhile_is_told_of_and_nothing_is_lost(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    async with sleeper(jupyter_env, manager) as (km, page):
+        # At which several may listen: ours comes too late to keep it.
+        listens = (
+            "import socket; server = socket.create_server(('127.0.0.1', 0), reuse_port=True); "
+            "print(server.getsockname()[1])"
+        )
+        port = int(await printed(page, listens))
+        with socket.create_server(("127.0.0.1", port), reuse_port=True):
+            await asleep(km)
+            told = await printed(page, "print('woke')")
+            assert f"it listened at 127.0.0.1, port {port}, which another program" in told
+        assert await printed(page, "print('woke')") == "woke\n"
+
+
 async def test_a_kernel_that_waits_for_input_stays_awake(
     jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from gpu_pool_client import Lease, _procfs
 from gpu_pool_provisioner.launchers.base import CannotWakeError, ImageGoneError
 
@@ -42,6 +44,8 @@ class Header:
     mapped: dict[str, tuple[int, int]]
     #: Files that they have open, which must have as many bytes.
     opened: dict[str, int]
+    #: The addresses of this machine at which they listen, each with its port.
+    listens: list[tuple[str, int]]
     #: Bytes and digest of the image's own files.
     files: dict[str, tuple[int, str]]
 
@@ -90,7 +94,8 @@ def finish(folder: Path, pid: int, output_pipe: int, lease: Lease, since: float)
 
     Blocks. Returns that. Raises ``OSError``.
     """
-    mapped, opened = _files_of(pids_with(pid))
+    pids = pids_with(pid)
+    mapped, opened = _files_of(pids)
     files = {each.name: _digest(each, sync=True) for each in _parts(folder)}
     header = Header(
         lease=lease.id,
@@ -102,6 +107,7 @@ def finish(folder: Path, pid: int, output_pipe: int, lease: Lease, since: float)
         cpu=_cpu(),
         mapped=mapped,
         opened=opened,
+        listens=_listens(pids),
         files=files,
     )
     with (folder / _HEADER).open("w") as file:
@@ -212,6 +218,17 @@ def _files_of(pids: Iterable[int]) -> tuple[dict[str, tuple[int, int]], dict[str
             if path.startswith("/") and Path(path).is_file():
                 opened[path] = Path(path).stat().st_size
     return mapped, opened
+
+
+def _listens(pids: Iterable[int]) -> list[tuple[str, int]]:
+    """Return where processes listen for connections over the network, of this machine or from others."""
+    found: set[tuple[str, int]] = set()
+    for pid in pids:
+        with suppress(psutil.Error):  # it has ended
+            for each in psutil.Process(pid).net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    found.add((each.laddr.ip, each.laddr.port))
+    return sorted(found)
 
 
 def _boot_id() -> str:

@@ -9,12 +9,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -98,6 +99,8 @@ class KeptKernel:
         #: The first of its pid namespace: with it all of them end.
         self._first: ContinuedProcess | None = None
         self._pipe = 0
+        #: Keeps the ports at which it listened from others while it sleeps.
+        self._ports: Sequence[socket.socket] = ()
         self._is_over = False
         #: Closes what keeps the kernel alive: its keeper ends it then.
         self._let_go: Callable[[], object] = _nothing
@@ -213,6 +216,8 @@ class KeptKernel:
                 self._go_on()
         self.kill()
         await asyncio.to_thread(self.wait)
+        with contextlib.suppress(CannotWakeError):  # somebody was faster, and may have ended when it wakes
+            self._ports = _hold(header.listens)
         return header.size
 
     def _prepared(self) -> Path:
@@ -278,30 +283,78 @@ class KeptKernel:
         """
         image = self._image
         header = await asyncio.to_thread(images.checked, image)
+        self._ports = self._ports or _hold(header.listens)
+        _share(self._ports)
         pid_file = image / "pid"
         pid_file.unlink(missing_ok=True)
         argv = [self._criu, "restore", "-D", str(image), "-o", "restore.log", "-d"]
         argv += ["--pidfile", str(pid_file), *_BOTH]
         try:
             arguments = ["restore", str(header.output_pipe), *argv]
-            return await asyncio.to_thread(self._keep, arguments, None, None)
+            pid = await asyncio.to_thread(self._keep, arguments, None, None)
         except OSError as error:
             log = image / "restore.log"
             why = _first_error(log.read_text(errors="replace")) if log.exists() else f"{error}."
             get_logger().error("CRIU did not restore a kernel: %s", why)
+            self._let_ports_go()
+            with contextlib.suppress(CannotWakeError):
+                self._ports = _hold(header.listens)
             raise CannotWakeError(f"CRIU says: {why}") from error
+        self._let_ports_go()
+        return pid
+
+    def _let_ports_go(self) -> None:
+        _close(self._ports)
+        self._ports = ()
 
     def end(self) -> None:
         """End the process that it has, or is about to have."""
         self._is_over = True
         self.kill()
         self._let_go()
+        self._let_ports_go()
 
     def remove_image(self) -> None:
         """Remove what is on disk of it. May be repeated."""
         if self._folder is not None:
             self._folder.close()
             self._folder = None
+
+
+def _hold(listens: Iterable[tuple[str, int]]) -> list[socket.socket]:
+    """Listen at ports in place of a kernel that sleeps, so that nobody else does.
+
+    Raises ``CannotWakeError`` where somebody else does already.
+    """
+    held: list[socket.socket] = []
+    for address, port in listens:
+        is_ipv6 = ":" in address
+        each = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
+        held.append(each)
+        if is_ipv6:  # the same port of the other protocol may be another socket's
+            each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            each.bind((address, port))
+            each.listen(0)
+        except OSError as error:
+            _close(held)
+            raise CannotWakeError(
+                f"it listened at {address}, port {port}, which another program of this machine has now "
+                f"({error.strerror})."
+            ) from error
+    return held
+
+
+def _share(held: Iterable[socket.socket]) -> None:
+    """Listen no more at ports that are kept: who wakes may share them (``SO_REUSEADDR``, socket(7))."""
+    for each in held:
+        each.shutdown(socket.SHUT_RD)
+
+
+def _close(held: Iterable[socket.socket]) -> None:
+    for each in held:
+        each.close()
 
 
 def _nothing() -> None:

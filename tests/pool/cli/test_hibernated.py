@@ -31,7 +31,7 @@ def image(parent: Path, lease: str, mib: int, hours: float = 2) -> Path:
     folder.mkdir(parents=True)
     (folder / "pages-1.img").write_bytes(b"")
     size = {"pages-1.img": (mib * MIB, "digest")}
-    header = Header(lease, "ada", "thesis.ipynb", time.time() - hours * 3600, 1, "", "", {}, {}, size)
+    header = Header(lease, "ada", "thesis.ipynb", time.time() - hours * 3600, 1, "", "", {}, {}, [], size)
     (folder / "header.json").write_text(json.dumps({"version": 1, **asdict(header)}))
     return folder
 
