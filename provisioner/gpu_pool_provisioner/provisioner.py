@@ -464,7 +464,7 @@ class GPUPoolProvisioner(SliceSettings):
         from gpu_pool_provisioner.hibernation.kept import KeptKernel
 
         folder = self.hibernation_folder or str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
-        kept = driver.kept = KeptKernel(self.criu, folder, self.hibernation_gib)
+        kept = driver.kept = KeptKernel(self.criu, folder, self.hibernation_mib)
         self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
         # Signals go to the process that it has then.
         self.process, self.pgid = kept, None  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Bool, CUnicode, Float, List, Unicode, default
+from traitlets import Bool, CUnicode, List, Unicode, default
 
 from gpu_pool_client import Holder, Process, SliceRequest
 from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE, is_yes
@@ -222,11 +222,12 @@ class SliceSettings(LocalProvisioner):
         config=True,
         help="Where kernels sleep: a folder on a disk. Empty: gpu-pool/asleep in Jupyter's data folder.",
     )
-    hibernation_gib = Float(
-        0.0,
+    hibernation_mib = WholeNumber(
+        0,
         min=0,
+        max=MAX_MIB,
         config=True,
-        help="""GiB that all kernels which sleep in that folder may take there. One for which there is
+        help="""MiB that all kernels which sleep in that folder may take there. One for which there is
 
         no room left stays awake, and says so. 0: as much as the disk has.
         """,

@@ -402,15 +402,15 @@ async def test_a_disk_that_gets_full_meanwhile_leaves_it_awake(
 async def test_what_all_kernels_may_take_on_disk_keeps_the_next_one_awake(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    async with sleeper(jupyter_env, manager, hibernation_gib=0.4) as (km, page):
+    async with sleeper(jupyter_env, manager, hibernation_mib=400) as (km, page):
         await printed(page, "kept = bytes(range(256)) * 800_000")
         await asleep(km)
-        async with sleeper(jupyter_env, manager, name="next", hibernation_gib=0.4) as (other, its):
+        async with sleeper(jupyter_env, manager, name="next", hibernation_mib=400) as (other, its):
             await printed(its, "kept = bytes(range(256)) * 800_000")
             await tried_to_sleep(other)
             said = await printed(its, "print(len(kept))")
             assert "204800000" in said
-            assert "of the 409 MiB that kernels may take on disk" in said
+            assert "of the 400 MiB that kernels may take on disk" in said
         assert await printed(page, "print(len(kept))") == "204800000\n"
 
 

@@ -89,11 +89,11 @@ def _first_error(log: str) -> str:
 class KeptKernel:
     """One kernel that may sleep, and each process that it has had: jupyter_client's view of it as well."""
 
-    def __init__(self, criu: str, parent: str, most_gib: float) -> None:
+    def __init__(self, criu: str, parent: str, most_mib: int) -> None:
         """Launch nothing yet. Images go into folders in ``parent``; all of them take so much at most."""
         self._criu = shutil.which(criu) or criu
         self._parent = parent
-        self._most = int(most_gib * (1 << 30))
+        self._most = most_mib * _MIB
         self._folder: HeldFolder | None = None
         self._process = ContinuedProcess(Process.current())
         #: The first of its pid namespace: with it all of them end.
