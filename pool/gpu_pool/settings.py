@@ -190,8 +190,8 @@ class PoolSettings(Configurable):
 
     courses = Dict(
         help="""Course name to its settings: weight, priority, longest_lease, idle_limit, yield_after,
-        when_idle, warn_before, keep_at_most, quota and per_user (of these: slices, share, memory,
-        gpu_hours_per_week, gpu_hours_per_term).""",
+        when_idle, warn_before, keep_at_most, hibernate_after, quota and per_user (of these: slices,
+        share, memory, gpu_hours_per_week, gpu_hours_per_term).""",
     ).tag(config=True)
     courses_dir = Unicode(
         "", help="A folder of course files, NAME.yaml, which teachers write; empty for none."

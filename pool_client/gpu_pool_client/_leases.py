@@ -54,6 +54,8 @@ class Terms:
     job: str = ""
     #: Unix seconds at which that job ends, and everything in it; None where that is not known, or never.
     job_ends_at: float | None = None
+    #: After how long an idle kernel goes to disk, where its server can do that; None for never.
+    hibernate_after: float | None = None
 
     @property
     def over_at(self) -> float | None:

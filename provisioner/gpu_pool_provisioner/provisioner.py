@@ -360,16 +360,25 @@ class GPUPoolProvisioner(SliceSettings):
         return float(self.hibernate_after) or None if is_ipython(self.kernel_spec.argv) else None
 
     async def _may_sleep(self, session: Session) -> Session:
-        """Return a session whose kernel does not sleep where none can, which is logged once."""
+        """Return a session whose kernel does not sleep where none can."""
+        return session if await self._can_sleep() else replace(session, hibernate_after=None)
+
+    async def _can_sleep(self) -> bool:
+        """Whether a kernel can sleep here; where none can, log once why."""
         from gpu_pool_provisioner.hibernation.kept import why_not
 
         why = await asyncio.to_thread(why_not, self.criu)
-        if not why:
-            return session
-        if why not in _logged:
+        if why and why not in _logged:
             _logged.add(why)
             EscapingLogger(self.log).warning("Kernels do not sleep on disk (hibernate_after): %s", why)
-        return replace(session, hibernate_after=None)
+        return not why
+
+    async def _sleep_as_its_course_says(self, driver: SessionDriver, after: float | None) -> None:
+        """Let the kernel that is about to begin sleep, where no setting says when, and where it can."""
+        if after is None or self.hibernate_after or not is_ipython(self.kernel_spec.argv):
+            return
+        if await self._can_sleep():
+            driver.session = replace(driver.session, hibernate_after=after, sleeps_by_terms=True)
 
     async def _until_running(self, driver: SessionDriver) -> None:
         """Wait for a kernel that nobody watches, so that its cells need not. Raises why it does not run."""
@@ -442,6 +451,7 @@ class GPUPoolProvisioner(SliceSettings):
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self.parent.kernel_spec_manager.kernel_dirs),
         }
         await self._end_previous()
+        await self._sleep_as_its_course_says(driver, lease.terms.hibernate_after)
         if self._resize_requests is not None and lease.limit_mib and on_slice.takes_changes:
             self._resize_requests.open_changes()
         kwargs = {**kwargs, "env": {**environment, **ours}}

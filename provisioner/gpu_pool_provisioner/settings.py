@@ -210,11 +210,11 @@ class SliceSettings(LocalProvisioner):
         max=30 * 86_400,
         config=True,
         where=_WHERE,
-        help="""Seconds without work after which a kernel sleeps on disk until its next cell. 0: never, as by
+        help="""Seconds without work after which a kernel sleeps on disk until its next cell. 0: as its course
 
-        default. Its slice goes back to the pool, its memory to the machine; the next cell wakes it, with its
-        variables. For IPython kernels of a server that runs as root, with CRIU 4.1 or newer. At most
-        2592000. See "Kernels that sleep on disk" in the documentation.
+        says, and without that never. Its slice goes back to the pool, its memory to the machine; the next
+        cell wakes it, with its variables. For IPython kernels of a server that runs as root, with CRIU 4.1 or
+        newer. At most 2592000. See "Kernels that sleep on disk" in the documentation.
         """,
     )
     criu = Unicode("criu", config=True, help="The program that writes kernels to disk: a name, or a path.")

@@ -131,6 +131,28 @@ file = open({str(read)!r}); file.readline()
     await eventually(jupyter_env.is_empty)
 
 
+@pytest.mark.parametrize(("setting", "sleeps_after"), [(0.0, 1.0), (600.0, 600.0)])
+async def test_a_course_says_when_its_kernels_sleep_unless_their_server_does(
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    setting: float,
+    sleeps_after: float,
+) -> None:
+    settings = {"PoolSettings": {"default_course": {"hibernate_after": "1s"}}}
+    (tmp_path / "gpu_pool_config.json").write_text(json.dumps(settings))
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    async with sleeper(jupyter_env, manager, setting) as (km, page):
+        await printed(page, "kept = 1")
+        assert km.provisioner.session.hibernate_after == sleeps_after
+        if not setting:
+            await asleep(km)
+            assert await printed(page, "print(kept)") == "1\n"
+            await km.restart_kernel(now=True)
+            await asleep(km)
+
+
 async def test_who_administers_the_machine_sees_what_sleeps_and_can_remove_it(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:

@@ -16,7 +16,7 @@ from gpu_pool.cli import screen
 from gpu_pool.cli.checks import Check
 from gpu_pool.cli.formatting import Plain, safe
 from gpu_pool.cli.session import CommandSession, json_option, verb
-from gpu_pool_client import BadRequest, NotAllowed, PoolStatus, format_duration, format_memory
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, PoolStatus, format_duration, format_memory
 
 if TYPE_CHECKING:
     from gpu_pool_provisioner.hibernation.images import Header
@@ -51,7 +51,7 @@ def asleep(status: PoolStatus) -> dict[str, Header]:
         if not parked or not Path(folder()).exists():
             return {}
         return {header.lease: header for _, header in images(folder()) if header.lease in parked}
-    except (NotAllowed, OSError):
+    except (NotAllowed, OSError, RuntimeError):
         return {}
 
 
@@ -93,15 +93,34 @@ def check_hibernation(criu: str) -> Iterator[Check]:
 
 
 def _settings() -> list[tuple[str, str]]:
-    """Return the programs and folders of the kernelspecs whose kernels are to sleep."""
+    """Return the programs and folders of the kernelspecs whose kernels sleep, or the usual ones."""
     from jupyter_client.kernelspec import KernelSpecManager
 
-    found = []
-    for each in KernelSpecManager().get_all_specs().values():
+    found = [("criu", "")] if _is_of_a_course() else []
+    try:
+        specs = KernelSpecManager().get_all_specs()
+    except RuntimeError:  # without a home there is no folder of Jupyter's, which other checks say
+        return []
+    for each in specs.values():
         config = (each["spec"].get("metadata", {}).get("kernel_provisioner") or {}).get("config") or {}
         if config.get("hibernate_after"):
             found.append((str(config.get("criu") or "criu"), str(config.get("hibernation_folder") or "")))
     return found
+
+
+def _is_of_a_course() -> bool:
+    """Whether a course, or the terms of who names none, say after how long a kernel sleeps."""
+    from gpu_pool.cli.courses import read_files
+    from gpu_pool.settings import load_settings
+
+    try:
+        settings = load_settings()
+        files = read_files((), settings) if settings.courses_dir else []
+        sharing = settings.sharing
+    except GpuPoolError:  # told by other checks
+        return False
+    said = [each.course.hibernate_after for each in files if each.course is not None]
+    return any((*said, *(each.hibernate_after for each in (sharing.default, *sharing.courses.values()))))
 
 
 def _disk(parent: str) -> Iterator[Check]:

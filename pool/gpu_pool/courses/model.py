@@ -301,6 +301,11 @@ class CourseFile(_Part):
     keep_at_most: Seconds = Field(
         default=7_200.0, description="How long a user can keep an idle slice at a time."
     )
+    hibernate_after: Seconds | None = Field(
+        default=None,
+        description="After how long an idle kernel sleeps on disk until its next cell, where its server can "
+        "do that.",
+    )
     preload: (
         Annotated[
             tuple[Module, ...],
@@ -396,6 +401,7 @@ class CourseFile(_Part):
             warn_before=self.warn_before,
             keep_at_most=self.keep_at_most,
             yield_after=self.yield_after,
+            hibernate_after=self.hibernate_after,
         )
 
 

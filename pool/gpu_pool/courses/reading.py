@@ -38,6 +38,7 @@ TIMES: Final[tuple[Place, ...]] = (
     ("yield_after",),
     ("warn_before",),
     ("keep_at_most",),
+    ("hibernate_after",),
     ("kubernetes", "start_within"),
     ("slurm", "time"),
 )

@@ -72,11 +72,13 @@ class Course:
     keep_at_most: float = 7_200.0
     #: After how long an idle kernel's slice goes to somebody who waits; None for never.
     yield_after: float | None = YIELD_AFTER
+    #: After how long an idle kernel goes to disk, where its server can do that; None for never.
+    hibernate_after: float | None = None
 
     def terms(self, ends_at: float | None) -> Terms:
         """Return the terms of a lease that ends at ``ends_at`` (Unix seconds), but for those of pods."""
         limits = self.idle_limit, self.when_idle, self.warn_before, self.keep_at_most
-        return Terms(ends_at, *limits, yield_after=self.yield_after)
+        return Terms(ends_at, *limits, yield_after=self.yield_after, hibernate_after=self.hibernate_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,8 @@ class Sharing:
         if not (self.in_pods or any(part.device.node for part in slices)):
             return terms
         parks = self.pods_park
-        return replace(
-            terms, in_pod=True, parks_in_pod=parks, yield_after=terms.yield_after if parks else None
-        )
+        after = terms.yield_after if parks else None
+        return replace(terms, in_pod=True, parks_in_pod=parks, yield_after=after, hibernate_after=None)
 
     def priority(self, user: str, course: str | None) -> int:
         """Return the highest priority that the user has by course or group."""
@@ -247,6 +248,7 @@ _COURSE: Final[Mapping[str, tuple[str, _Reader | None]]] = {
     "warn_before": ("warn_before", read_duration),
     "keep_at_most": ("keep_at_most", read_duration),
     "yield_after": ("yield_after", read_yield_after),
+    "hibernate_after": ("hibernate_after", read_duration),
 }
 _GROUP: Final[Mapping[str, tuple[str, _Reader | None]]] = {
     "users": ("users", _read_users),

@@ -247,15 +247,20 @@ def read_process(text: str) -> Process:
 
 def _write_terms(course: Course) -> str:
     limits = course.idle_limit, course.when_idle.value, course.warn_before, course.keep_at_most
-    return json.dumps([*limits, course.yield_after])
+    return json.dumps([*limits, course.yield_after, course.hibernate_after])
 
 
 @functools.lru_cache(maxsize=1024)
 def read_terms(text: str) -> Terms:
     """Read the terms with which a lease was granted, but for its end."""
-    # What was granted by a version without yielding does not say when it gives way: never.
-    idle_limit, when_idle, warn_before, keep_at_most, yield_after = (*json.loads(text), None)[:5]
-    return Terms(None, idle_limit, WhenIdle(when_idle), warn_before, keep_at_most, yield_after=yield_after)
+    # What was granted by a version without yielding, or without hibernation, does not say when: never.
+    idle_limit, when_idle, *limits = (*json.loads(text), None, None)[:6]
+    warn_before, keep_at_most, yield_after, hibernate_after = limits
+    return Terms(
+        *(None, idle_limit, WhenIdle(when_idle), warn_before, keep_at_most),
+        yield_after=yield_after,
+        hibernate_after=hibernate_after,
+    )
 
 
 def write_failure(failure: Failure) -> str:

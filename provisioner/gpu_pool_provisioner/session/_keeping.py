@@ -219,6 +219,8 @@ def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome
 
 
 def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
+    if session.sleeps_by_terms:
+        session = replace(session, hibernate_after=event.lease.terms.hibernate_after)
     idling, told = idle.begun(event.lease, now, session.times, session.hibernate_after)
     taken = _parking(session).taken
     tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken, *told) if text]

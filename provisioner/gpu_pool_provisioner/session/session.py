@@ -154,6 +154,8 @@ class Session:
     times: SessionTimes = DEFAULT
     #: For how many seconds it is idle before it is parked, whoever waits, and goes to disk; None for never.
     hibernate_after: float | None = None
+    #: Whether that is what its lease's terms say, which may be others when its slice is back.
+    sleeps_by_terms: bool = False
 
     # -- The lease
     #: The lease that it keeps over restarts, also once it has ended: a kernel that has lost its slice must

@@ -126,6 +126,23 @@ def test_the_doctor_looks_at_it_where_a_kernel_is_to_sleep(terminal: Terminal, a
     assert "there is no criu-of-nobody" in text
 
 
+@as_root
+@pytest.mark.usefixtures("asleep")
+def test_the_doctor_looks_at_it_where_a_course_says_so(terminal: Terminal, tmp_path: Path) -> None:
+    least = "title: Any\nslices: [{name: One, request: 1}]\n"
+    (tmp_path / "courses").mkdir()
+    course = tmp_path / "courses/cs101.yaml"
+    course.write_text(f"{least}hibernate_after: 2h\n")
+    settings = Path(terminal.environment["JUPYTER_CONFIG_DIR"], "gpu_pool_config.json")
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text(json.dumps({"PoolSettings": {"courses_dir": str(course.parent)}}))
+    empty = {"PATH": str(tmp_path)}
+    done = terminal.run("doctor", "--json", env=empty)
+    assert "there is no criu: install" in done.stdout
+    course.write_text(least)
+    assert "criu" not in terminal.run("doctor", "--json", env=empty).stdout
+
+
 def test_the_status_says_which_parked_lease_is_asleep(terminal: Terminal, asleep: Path) -> None:
     parked, held = terminal.hold("50%"), terminal.hold("10%")
 

@@ -68,10 +68,11 @@ def problems(text: str | bytes) -> tuple[FileProblem, ...]:
         ("kubernetes: {start_within: 4000d}", "kubernetes, start_within", "longer than ten", "at most 3650d"),
         *(
             (f"{name}: 3000000d", name, "'3000000d' is longer than ten years", "Accepted: at most 3650d")
-            for name in ("longest_lease", "idle_limit", "yield_after", "warn_before", "keep_at_most")
+            for name in ("longest_lease", "idle_limit", "yield_after", "warn_before", "hibernate_after")
         ),
         ("longest_lease: soon", "longest_lease", "'soon' is not a duration", "15min, 2h"),
         ("longest_lease: 0s", "longest_lease", "is not longer than zero", "Leave it out for no limit"),
+        ("hibernate_after: 0s", "hibernate_after", "is not longer than zero", "Leave it out for no limit"),
         ("idle_limit: 20:30", "idle_limit", "'20:30' is not a duration", "15min"),
         ("yield_after: nevr", "yield_after", "'nevr' is not a duration", "3d. Or never."),
         ("yield_after: 0s", "yield_after", "'0s' is not longer than zero", "such as 60s, or never."),

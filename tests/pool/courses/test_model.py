@@ -40,6 +40,7 @@ yield_after: 2min
 when_idle: end
 warn_before: 90s
 keep_at_most: 1h30min
+hibernate_after: 2h
 preload: [numpy, matplotlib.pyplot]
 preload_with_server: yes
 weeks:
@@ -100,8 +101,10 @@ def test_queue_quotas_and_terms_get_what_they_need() -> None:
     terms = course.terms(None)
     assert (course.longest_lease, terms.idle_limit, terms.when_idle) == (7200, 900, WhenIdle.END)
     assert (terms.warn_before, terms.keep_at_most, terms.yield_after) == (90, 5400, 120)
+    assert terms.hibernate_after == 7200
     in_pod = Sharing(in_pods=True).where_kernels_run(terms)
     assert (in_pod.in_pod, in_pod.can_be_parked, in_pod.yield_after) == (True, False, None)
+    assert in_pod.hibernate_after is None  # what is in a pod has no folder there that outlives it
     parked = Sharing(in_pods=True, pods_park=True).where_kernels_run(terms)
     assert (parked.in_pod, parked.can_be_parked, parked.yield_after) == (True, True, 120)
 

@@ -135,7 +135,7 @@ async def test_what_was_granted_before_kernels_gave_way_never_does(path: Path) -
         with closing(sqlite3.connect(path)) as store, store:
             store.execute("UPDATE lease SET terms = '[900, \"keep\", 300, 7200]'")
         terms = (await pool.get_lease(held)).terms
-    assert (terms.idle_limit, terms.yield_after) == (900, None)
+    assert (terms.idle_limit, terms.yield_after, terms.hibernate_after) == (900, None, None)
 
 
 async def test_only_slices_with_a_limit_are_written_with_it(path: Path) -> None:

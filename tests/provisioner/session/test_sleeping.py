@@ -128,6 +128,14 @@ def test_one_that_was_at_work_is_tried_again_later() -> None:
     assert (session.state, session.wakes_at) == (State.PARKED, 50.0)
 
 
+def test_when_its_slice_is_back_it_sleeps_as_the_course_says_then() -> None:
+    asks = after(replace(parked_to_sleep(), sleeps_by_terms=True), events.WorkSubmitted())
+    held = replace(HELD, terms=Terms(hibernate_after=40.0))
+    back = after(asks, events.Resumed(held), now=30.0)
+    assert (back.hibernate_after, back.wakes_at) == (40.0, 70.0)
+    assert after(asks, events.Resumed(HELD), now=30.0).hibernate_after is None
+
+
 def test_it_lives_while_it_has_no_process() -> None:
     assert hibernated().stands_in
 

@@ -142,6 +142,7 @@ def settings(course: CourseFile) -> tuple[Setting, ...]:
         "when_idle": course.when_idle.value,
         "warn_before": format_duration(course.warn_before),
         "keep_at_most": format_duration(course.keep_at_most),
+        "hibernate_after": _duration(course.hibernate_after),
         "preload": _preload(course),
         "preload_with_server": "true" if course.preload_with_server else "false",
         "weeks": " and ".join(f"{each.first} to {each.last}" for each in course.weeks) or "always",

@@ -34,6 +34,7 @@ GENEROUS = {
     "when_idle": "keep",
     "warn_before": "10min",
     "keep_at_most": "4h",
+    "hibernate_after": "4h",
     "preload": "[numpy]",
     "preload_with_server": "true",
     "weeks": "{from: 2020-01-01, to: 2199-12-31}",
@@ -59,6 +60,7 @@ STRICT = {
     "when_idle": "end",
     "warn_before": "1s",
     "keep_at_most": "1s",
+    "hibernate_after": "1s",
     "preload": "[]",
     "preload_with_server": "false",
     "weeks": "{from: 2020-01-01, to: 2020-01-02}",
@@ -68,7 +70,10 @@ STRICT = {
     "slurm": "{time: 1min}",
 }
 #: The fields that are a slice's terms: they travel with it from when it is granted.
-TERMS = ("longest_lease", "idle_limit", "yield_after", "when_idle", "warn_before", "keep_at_most")
+TERMS = (
+    *("longest_lease", "idle_limit", "yield_after", "when_idle", "warn_before", "keep_at_most"),
+    "hibernate_after",
+)
 
 
 def text(fields: dict[str, str]) -> str:
@@ -112,12 +117,12 @@ async def test_the_terms_are_those_of_the_grant_and_of_the_next_one_after_parkin
     held = await site.take("40%", "ada", "ml")
     before = await lease(site, held)
     assert replace(before.terms, ends_at=None) == Terms(
-        None, 21_600, WhenIdle.KEEP, 600, 14_400, yield_after=None
+        None, 21_600, WhenIdle.KEEP, 600, 14_400, yield_after=None, hibernate_after=14_400
     )
     strict = {**GENEROUS, **{name: STRICT[name] for name in TERMS}, "longest_lease": "1h"}
     await send(site, text(strict), ADMIN)
     later = await site.take("40%", "ada", "ml")
-    new = Terms(None, 1, WhenIdle.END, 1, 1, yield_after=1)
+    new = Terms(None, 1, WhenIdle.END, 1, 1, yield_after=1, hibernate_after=1)
     assert replace((await lease(site, later)).terms, ends_at=None) == new
     assert (await lease(site, held)).terms == before.terms
     await site.pool.resize(held, parse_request("50%"))
