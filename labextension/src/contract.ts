@@ -83,6 +83,8 @@ export interface ISlice {
   requested_at: number | null;
   held_at: number | null;
   ends_at: number | null;
+  /** The job of a batch system that it is in, such as "Slurm job 4711"; empty for none. */
+  job: string;
   idle_since: number | null;
   idle_limit: number | null;
   gives_back_at: number | null;

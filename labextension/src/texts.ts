@@ -282,6 +282,12 @@ export function rows(slice: ISlice, now: number, trans: Words): IRow[] {
   if (slice.devices.length) {
     row(trans.__('Device'), devices(slice, trans));
   }
+  if (slice.job) {
+    row(trans.__('Job'), slice.job);
+  }
+  if (slice.memory && slice.devices.length && !slice.memory.granted_mib) {
+    row(trans.__('Memory'), trans.__('not known'));
+  }
   if (slice.memory?.granted_mib) {
     const { strength, by } = slice.memory;
     row(trans.__('Memory'), memoryNow(slice.memory, trans));

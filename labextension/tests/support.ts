@@ -28,6 +28,7 @@ export function slice(changes: Partial<ISlice> = {}): ISlice {
     requested_at: NOW - 100,
     held_at: NOW - 90,
     ends_at: null,
+    job: '',
     idle_since: null,
     idle_limit: null,
     gives_back_at: null,

@@ -230,6 +230,12 @@ test('the panel lists what there is', () => {
     'Time left: 2 h'
   ]);
   assert.deepEqual(labels(waiting({ ends_at: NOW + 60 })), ['Waiting for: 1 min']);
+  assert.deepEqual(labels(waiting({ job: 'Slurm job 4711' })), [
+    'Job: Slurm job 4711',
+    'Waiting for: 1 min'
+  ]);
+  const unknown = { granted_mib: 0, used_mib: null, strength: 'none', by: 'gres' } as const;
+  assert.equal(labels(slice({ memory: unknown }))[1], 'Memory: not known');
   assert.deepEqual(
     labels(slice({ idle_since: NOW - 120, gives_back_at: NOW + 180, kept_until: NOW + 60 })).slice(
       6

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from gpu_pool_client._requests import WHOLE, format_share
+from gpu_pool_client._requests import WHOLE, format_memory, format_share
 
 #: Written beside every device, slice and figure that no hardware stands behind.
 SIMULATED: Final = "simulated"
 #: What CUDA takes in a process where the card is not known, in MiB: with PyTorch 250 to 430
 #: (pytorch#86509, #20532), and slices below about 350 were found unusable (HAMi#1370).
 CONTEXT_MIB: Final = 350
+#: Shown where nobody knows how much memory a device has.
+MEMORY_UNKNOWN: Final = "memory not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Device:
     index: int
     #: The model's name as the driver gives it, such as ``Tesla V100-SXM2-32GB``.
     model: str
+    #: 0 where it is not known, as of types of GPUs in a cluster whose scheduler does not say it.
     memory_mib: int
     #: CUDA contexts that fit at once; None where nothing limits them.
     contexts: int | None = None
@@ -68,6 +71,11 @@ class Device:
         """The name to show to a person; says so when the device is simulated."""
         return f"{self.name} ({SIMULATED})" if self.simulated else self.name
 
+    @property
+    def memory_label(self) -> str:
+        """Its memory to show to a person: ``32GiB``; says so where that is not known."""
+        return format_memory(self.memory_mib) if self.memory_mib else MEMORY_UNKNOWN
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -88,6 +96,11 @@ class Slice:
     def allowed_mib(self) -> int:
         """How much of the device's memory its process may use now, in MiB."""
         return self.memory_mib + self.burst_mib
+
+    @property
+    def memory_label(self) -> str:
+        """The memory that is granted to show to a person: ``655MiB``; says so where that is not known."""
+        return format_memory(self.memory_mib) if self.device.memory_mib else MEMORY_UNKNOWN
 
     @property
     def share(self) -> str:

@@ -170,8 +170,8 @@ class Place:
 
     #: 1 for the next; None where it is not known.
     position: int | None = None
-    #: Who is counted for it: ``its course``.
-    among: str = "all"
+    #: Whose queue it is: ``its course``; empty for that of all.
+    among: str = ""
     #: Why it waits, in a sentence; empty where it is not known.
     reason: str = ""
     #: When it is expected to start, in Unix seconds; None where nobody says it.
@@ -185,7 +185,10 @@ class Place:
 
     def told(self, now: float) -> str:
         """Say in sentences where it stands, what wait is expected and why it waits; empty for nothing."""
-        position = "" if self.position is None else f"It is number {self.position} of {self.among} there"
+        position = ""
+        if self.position is not None:
+            number = "next" if self.position == 1 else f"number {self.position}"
+            position = f"It is {number} in the queue{f' of {self.among}' if self.among else ''}"
         expected = self.outlook(now).expected
         if expected and not position:
             expected = f"The wait is {expected}"
@@ -436,11 +439,12 @@ class Lease:
             "GPU_POOL_SLICE": self.request.size,
             "GPU_POOL_DEVICE_NAMES": ",".join(part.device.label for part in self.slices),
             "GPU_POOL_MILLI": str(self.slices[0].milli),
-            "GPU_POOL_MEMORY_MIB": str(self.memory_mib),
-            "GPU_POOL_DEVICE_MEMORY_MIB": str(self.slices[0].device.memory_mib),
             "GPU_POOL_HELD_SINCE": f"{self.held_at or self.requested_at:.0f}",
             "GPU_POOL_ENFORCED": self.describe_limits(),
         }
+        if self.slices[0].device.memory_mib:  # else it is not known
+            facts["GPU_POOL_MEMORY_MIB"] = str(self.memory_mib)
+            facts["GPU_POOL_DEVICE_MEMORY_MIB"] = str(self.slices[0].device.memory_mib)
         if self.limit_mib:
             facts["GPU_POOL_ALLOWED_MIB"] = str(self.allowed_mib)
             facts["GPU_POOL_LIMIT_MIB"] = str(self.limit_mib)
@@ -469,10 +473,8 @@ class Lease:
         """Say in one line what is granted and what is enforced."""
         share = format_share(self.slices[0].milli) if self.slices else "nothing"
         on_top = memory_on_top(self.slices, lambda mib: f"{mib} MiB")
-        return (
-            f"memory: {self.memory_mib} MiB{on_top}, {self.enforcement.memory}; "
-            f"compute: {share}, {self.enforcement.compute}"
-        )
+        memory = f"{self.memory_mib} MiB{on_top}" if self.memory_mib else "not known"
+        return f"memory: {memory}, {self.enforcement.memory}; compute: {share}, {self.enforcement.compute}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -582,8 +582,8 @@ def _has(lease: Lease) -> str:
     if not lease.slices:
         return f"This kernel will have {lease.request.of_gpus} when its slice is back."
     names = ", ".join(part.device.label for part in lease.slices)
-    memory = memory_in_words(lease.memory_mib)
-    return f"This kernel now has {lease.request.of_gpus}: {memory} on {names}."
+    memory = f"{memory_in_words(lease.memory_mib)} on " if lease.memory_mib else ""
+    return f"This kernel now has {lease.request.of_gpus}: {memory}{names}."
 
 
 def _not_now(session: Session, size: SliceRequest, error: TimedOut, outlook: Outlook | None) -> str:

@@ -146,7 +146,7 @@ async def test_who_waits_is_told_the_place_where_kueue_tells_it(
         "items": [{"metadata": {"ownerReferences": [{"uid": uid}]}, "positionInLocalQueue": 2}]
     }
     await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).refresh()
-    assert "number 3 of its course" in (await pool.pod(lease.id)).message
+    assert "number 3 in the queue of its course" in (await pool.pod(lease.id)).message
     assert (await pool.explain(lease.id)).position == 3
     admit(fake, lease)
     await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.STARTING)

@@ -164,10 +164,11 @@ NOW = 1_000.0
     [
         (Place(), ""),
         (Place(reason="No quota is left."), "No quota is left."),
-        (Place(3, "its course"), "It is number 3 of its course there."),
+        (Place(1), "It is next in the queue."),
+        (Place(3, "its course"), "It is number 3 in the queue of its course."),
         (
             Place(3, "its partition", "Too little is free.", NOW + 720),
-            "It is number 3 of its partition there, perhaps about 12 min. Too little is free.",
+            "It is number 3 in the queue of its partition, perhaps about 12 min. Too little is free.",
         ),
         (Place(expected_start=NOW + 720), "The wait is perhaps about 12 min."),
         (Place(expected_start=NOW - 5), "The wait is perhaps less than a minute."),

@@ -107,7 +107,7 @@ async def test_a_course_gets_the_gpus_of_its_own_partition(site: Site) -> None:
         await page.run("1").done()
         job = site.only_job()
         assert (job["Partition"], job["TresPerNode"].partition("shard:")[2]) == ("large", "v100:40")
-    with pytest.raises(NeverFits, match="this Slurm partition has no GPU"):
+    with pytest.raises(NeverFits, match="partition nosuch of Slurm has no GPU"):
         async with site.kernel("nowhere"):
             pass
 

@@ -68,7 +68,7 @@ def test_a_partition_without_gpus_is_told(doctor: Doctor, tmp_path: Path) -> Non
     (tmp_path / "JUPYTER_CONFIG_DIR").mkdir()
     (tmp_path / "JUPYTER_CONFIG_DIR" / "gpu_pool_config.py").write_text('c.SlurmSettings.partition = "cpu"\n')
     found = doctor()
-    assert found["slurm gpus", "broken"]["text"] == "the partition cpu has none"
+    assert found["slurm gpus", "broken"]["text"] == "partition cpu has none"
     assert "c.SlurmSettings.partition" in found["slurm gpus", "broken"]["remedy"]
 
 

@@ -59,10 +59,10 @@ async def test_the_cell_shows_where_the_job_stands_and_runs_by_itself(login: Log
     manager = await login.start("1 model=t4")
     async with frontend(manager) as page:
         cell = page.run("print('ran')")
-        await cell.shows("Waiting for a whole GPU. It is number 1 of the partition gpu there")
-        await cell.shows("It is next, and waits until what it needs is free.")
+        await cell.shows("Waiting for a whole GPU. It is next in the queue of partition gpu")
+        await cell.shows("It waits until what it needs is free.")
         later = login.slurm.submit("sleep 600", "--gres=gpu:t4:1", "--nice=-10")
-        await cell.shows("It is number 2 of the partition gpu there")
+        await cell.shows("It is number 2 in the queue of partition gpu")
         login.slurm.run("scancel", later, taken)
         await cell.done()
         assert cell.outputs[-1] == "ran\n"
@@ -90,7 +90,7 @@ async def test_while_slurm_does_not_answer_a_cell_that_waits_says_so(login: Logi
     manager = await login.start("1 model=t4")
     async with frontend(manager) as page:
         cell = page.run("print('ran')")
-        await cell.shows("It is number 1 of the partition gpu there")
+        await cell.shows("It is next in the queue of partition gpu")
         with login.slurm.silent():
             await cell.shows("Slurm does not answer")
         login.slurm.run("scancel", taken)
@@ -161,6 +161,18 @@ async def test_an_interrupt_gives_up_the_cell_and_the_job_keeps_its_place(login:
         login.slurm.run("scancel", taken)
         await again.done()
         assert again.outputs[-1] == "ran\n"
+
+
+async def test_of_a_gpu_whose_memory_slurm_does_not_know_that_is_said(login: Login) -> None:
+    login.configure(gpu_memory={})
+    manager = await login.start("1 model=t4")
+    async with frontend(manager) as page:
+        cell = page.run("from gpu_pool_kernels.inkernel.slice_info import current; print(current())")
+        await cell.shows("unknown granted")
+        assert "memory: not known, none" in "".join(cell.outputs)
+        assert "1 whole t4, memory not known" in _command("smi").stdout
+        assert _command("status").stdout.count("not known") == 1
+        assert _command("list").stdout.count("not known") == 3
 
 
 async def test_a_restart_is_in_the_same_job(login: Login) -> None:

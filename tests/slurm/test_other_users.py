@@ -98,6 +98,6 @@ def test_where_others_jobs_are_hidden_the_cell_says_that_its_position_is_not_kno
             line = shown.readline()
             assert line, told
             told += line
-        assert "of the partition" not in told
+        assert "in the queue of" not in told
         [job] = [each for each in slurm.run("squeue", "--noheader", "--format=%A").split() if each != taken]
         assert slurm.job(job)["UserId"].startswith("nobody(")

@@ -27,6 +27,7 @@ from gpu_pool_client import (
     format_memory,
     format_share,
 )
+from gpu_pool_client._devices import MEMORY_UNKNOWN
 from gpu_pool_client._home import why_homeless
 from gpu_pool_client._leases import memory_on_top, why_over
 
@@ -60,7 +61,8 @@ def granted(lease: Lease) -> str:
     size = f"{lease.request.size} whole" if lease.request.whole_devices else f"{lease.request.size} of"
     each = " each" if len(lease.slices) > 1 else ""
     on_top = memory_on_top(lease.slices, format_memory)
-    return f"{size} {safe(labels)}, {format_memory(lease.memory_mib)}{each}{on_top}"
+    memory = format_memory(lease.memory_mib) if lease.memory_mib else MEMORY_UNKNOWN
+    return f"{size} {safe(labels)}, {memory}{each}{on_top}"
 
 
 def at_most(lease: Lease, now: float) -> str:
@@ -96,12 +98,18 @@ def device_row(status: DeviceStatus) -> list[str]:
         _why_closed(status)
         if status.drained
         else f"{format_share(status.free_milli)} of {format_share(status.milli)}",
-        f"{format_memory(status.free_memory_mib)} of {format_memory(status.device.memory_mib)}"
-        if not status.drained
-        else "-",
+        _free_memory(status),
         "-" if contexts is None or status.drained else f"{contexts} of {status.device.contexts}",
         str(status.leases),
     ]
+
+
+def _free_memory(status: DeviceStatus) -> str:
+    if status.drained:
+        return "-"
+    if not status.device.memory_mib:
+        return "not known"
+    return f"{format_memory(status.free_memory_mib)} of {format_memory(status.device.memory_mib)}"
 
 
 def _why_closed(status: DeviceStatus) -> str:
@@ -125,7 +133,7 @@ def holding_rows(status: PoolStatus, now: float) -> list[list[str]]:
         [
             str(device.device.index),
             part.share,
-            f"{format_memory(part.memory_mib)}{memory_on_top([part], format_memory)}",
+            f"{part.memory_label}{memory_on_top([part], format_memory)}",
             holder(lease.holder),
             safe(lease.holder.kernel or "-"),
             str(lease.process.pid) if lease.process else "-",
@@ -154,9 +162,7 @@ def lease_row(lease: Lease, now: float) -> list[str]:
         f"{ordinal(lease.position)} in the queue" if is_waiting and lease.position else state,
         safe(str(lease.request)),
         _devices(lease),
-        f"{format_memory(lease.memory_mib)}{memory_on_top(lease.slices, format_memory)}"
-        if lease.slices
-        else "-",
+        _lease_memory(lease),
         _limits(lease.enforcement) if lease.slices else "-",
         holder(lease.holder),
         safe(lease.holder.kernel or "-"),
@@ -174,6 +180,14 @@ def _limits(enforcement: Enforcement) -> str:
 def lease_rows(status: PoolStatus, now: float) -> list[list[str]]:
     """Leases, then the queue, as cells under :data:`LEASE_COLUMNS`."""
     return [lease_row(lease, now) for lease in (*status.leases, *status.queue)]
+
+
+def _lease_memory(lease: Lease) -> str:
+    if not lease.slices:
+        return "-"
+    if not lease.memory_mib:
+        return "not known"
+    return f"{format_memory(lease.memory_mib)}{memory_on_top(lease.slices, format_memory)}"
 
 
 def slice_lines(lease: Lease, used: dict[str, int], now: float) -> list[tuple[str, str]]:
@@ -211,7 +225,9 @@ def held_for(lease: Lease, now: float) -> str:
 def _memory(part: Slice, used: dict[str, int]) -> str:
     device = part.device
     use = f"{format_memory(used[device.uuid])} used" if device.uuid in used else "use not known"
-    granted = f"{format_memory(part.memory_mib)} granted{memory_on_top([part], format_memory)}"
+    granted = f"{part.memory_label} granted{memory_on_top([part], format_memory)}"
+    if not device.memory_mib:
+        granted = part.memory_label
     return f"{device.index}: {safe(device.label)}, {granted}, {use}"
 
 

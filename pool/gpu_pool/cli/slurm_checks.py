@@ -75,7 +75,7 @@ def _gpus(config: Mapping[str, str], nodes: str) -> Iterator[Check]:
         yield Check("slurm settings", "broken", safe(str(error), _LONGEST), "Correct c.SlurmSettings.")
         return
     kinds = jobs.read_kinds(nodes, settings.partition)
-    where = f"the partition {safe(settings.partition)}" if settings.partition else "the default partition"
+    where = jobs.partition_named(safe(settings.partition))
     if not kinds:
         yield Check(
             "slurm gpus",

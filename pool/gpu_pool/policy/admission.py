@@ -205,7 +205,7 @@ def _each_of(request: SliceRequest) -> str:
 
 
 def _listing(devices: Sequence[Device]) -> str:
-    return ", ".join(f"{d.index}: {d.label}, {format_memory(d.memory_mib)}" for d in devices[:16])
+    return ", ".join(f"{d.index}: {d.label}, {d.memory_label}" for d in devices[:16])
 
 
 def _occupancy(status: DeviceStatus) -> str:

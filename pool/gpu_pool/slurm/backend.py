@@ -28,7 +28,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import load_config, load_settings
 from gpu_pool.slurm import jobs, launching
 from gpu_pool.slurm.commands import ask
-from gpu_pool.slurm.jobs import GpuKind, Job
+from gpu_pool.slurm.jobs import Job
 from gpu_pool.slurm.launching import ALONE
 from gpu_pool.slurm.reverse_tunnels import ReverseTunnels
 from gpu_pool.slurm.settings import SlurmSettings
@@ -64,8 +64,9 @@ if TYPE_CHECKING:
 
 #: Seconds for which what sinfo says is good; to wait for a command; and between two looks at what is known.
 _KNOWN_FOR, _WITHIN, _GLANCE = 60.0, 130.0, 0.25
-#: Seconds between two such looks while a job may begin at once, or has begun; and for how long it may.
-_SOON, _AT_ONCE = 0.03, 5.0
+#: Seconds between two such looks at a job that has begun, or may any moment; and for how long after it was
+#: submitted it may.
+_GLANCE_AT_START, _MAY_START_WITHIN = 0.03, 5.0
 _FOR_KERNELS: Final = (
     "A slice of a Slurm cluster is a kernel's, whose job is started with it.",
     "Start a command by Slurm itself: srun --gres=gpu:1 COMMAND.",
@@ -171,7 +172,10 @@ class SlurmBackend(Backend):
         problems = (
             ()
             if found
-            else ("Slurm has no GPU in this partition.", "Name another in c.SlurmSettings.partition.")
+            else (
+                f"Slurm has no GPU in {jobs.partition_named(self._settings.partition)}.",
+                "Name another in c.SlurmSettings.partition.",
+            )
         )
         return DevicesFound(Inventory(found, "Slurm", problems), SeenFrom("slurm"))
 
@@ -209,8 +213,9 @@ class SlurmBackend(Backend):
         """Return what Slurm would give in the partition of the holder's course: shards, or whole GPUs."""
         if not self._nodes:
             await self.devices(0.0)
-        kinds = self._kinds(await self._course(holder.course if holder is not None else None))
-        counted, kind = jobs.counted(request, kinds, self._settings.gpu_memory)
+        partition = self._partition(await self._course(holder.course if holder is not None else None))
+        kinds = jobs.read_kinds(self._nodes, partition)
+        counted, kind = jobs.counted(request, kinds, self._settings.gpu_memory, partition)
         return Adapted(counted, [f"slurm-{kind or 'GPU'}-{index}" for index in range(counted.count)], request)
 
     def describe(self, lease: Lease) -> Lease:
@@ -321,11 +326,12 @@ class SlurmBackend(Backend):
             f"{self._mark}-{lease.id}", lease, kernel, alone=ALONE, tunnel=tunnel, variables={}
         )
         course, node = await self._course(lease.holder.course), lease.slices[0].device.node
-        kind = next((each for each in self._kinds(course) if f"any {each.type or 'GPU'}" == node), None)
+        partition = self._partition(course)
+        kinds = jobs.read_kinds(self._nodes, partition)
+        kind = next((each for each in kinds if f"any {each.type or 'GPU'}" == node), None)
         if kind is None:
-            raise NotAllowed(
-                "The partition of this kernel's course has no such GPU any more.", "Start the kernel anew."
-            )
+            where = jobs.partition_named(partition)
+            raise NotAllowed(f"Slurm has no such GPU in {where} any more.", "Start the kernel anew.")
         options = [
             *("--parsable", "--export=ALL", "--no-requeue", "--nodes=1", "--ntasks=1"),
             f"--gres={kind.gres(lease.request)}",
@@ -355,10 +361,10 @@ class SlurmBackend(Backend):
         self.watch.look_soon()
         return self._state(lease.id, job)
 
-    def _kinds(self, course: CourseJobs | None) -> tuple[GpuKind, ...]:
-        """Return the GPUs of the partition in which a course's kernels are jobs, or others."""
+    def _partition(self, course: CourseJobs | None) -> str:
+        """Return the partition in which a course's kernels are jobs, or others; empty for the default one."""
         own = course.partition if course is not None else None
-        return jobs.read_kinds(self._nodes, own or self._settings.partition)
+        return own or self._settings.partition
 
     async def _course(self, name: str | None) -> CourseJobs | None:
         """Return what the file of a course says of its kernels' jobs; None where there is no file."""
@@ -394,8 +400,8 @@ class SlurmBackend(Backend):
             if found.version != seen or time.monotonic() > give_up_at or self._is_stopped:
                 return found
             begins = job.ports and found.phase is not PodPhase.RUNNING
-            is_soon = begins or time.monotonic() < job.known_at + _AT_ONCE
-            await asyncio.sleep(_SOON if is_soon else _GLANCE)
+            is_soon = begins or time.monotonic() < job.known_at + _MAY_START_WITHIN
+            await asyncio.sleep(_GLANCE_AT_START if is_soon else _GLANCE)
 
     async def _reach(self, lease_id: str, job: KernelJob) -> None:
         """Find out how a kernel that runs is reached: on its node, or by the tunnel that its job opens."""

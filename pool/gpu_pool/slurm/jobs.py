@@ -262,14 +262,22 @@ def devices_of(kinds: Iterable[GpuKind], known: Mapping[str, object]) -> tuple[D
                 f"slurm-{model}-{index}", index, model, memory, node=f"any {model}", unbounded=True
             )
             # Whole ones can be had of which nobody knows how much memory they have.
-            found.append(any_of_it if memory else replace(any_of_it, memory_mib=1, context_mib=0))
+            found.append(any_of_it if memory else replace(any_of_it, context_mib=0))
     return tuple(found)
 
 
+def partition_named(name: str) -> str:
+    """Return what a partition is called in a sentence; an empty name is that of the default one."""
+    return f"partition {name}" if name else "the default partition"
+
+
 def counted(
-    request: SliceRequest, kinds: Sequence[GpuKind], known: Mapping[str, object]
+    request: SliceRequest, kinds: Sequence[GpuKind], known: Mapping[str, object], partition: str = ""
 ) -> tuple[SliceRequest, str]:
-    """Return what a job would really get for a request, and of which type of GPU. Raises ``NeverFits``."""
+    """Return what a job would really get for a request, and of which type of GPU. Raises ``NeverFits``.
+
+    ``kinds`` are the GPUs of this ``partition``; empty for the default one.
+    """
     named = request.filters.model
     able = [kind for kind in kinds if named is None or named.lower() in kind.type.lower()]
     why = ""
@@ -280,7 +288,7 @@ def counted(
         why = f" {found}"
     there = ", ".join(_described(kind) for kind in kinds) or "no GPU"
     raise NeverFits(
-        f"You asked for {request.named}; this Slurm partition has {there}.{why}",
+        f"You asked for {request.named}; {partition_named(partition)} of Slurm has {there}.{why}",
         "Ask for what it has, such as 1 for a whole GPU, or for another model: 1 model=TYPE.",
     )
 
@@ -318,7 +326,7 @@ def place(job: Job, jobs: Iterable[Job], *, sees_others: bool) -> Place:
         each.waits and each.partition == job.partition and (-each.priority, _number(each.id)) < before
         for each in jobs
     )
-    return Place(ahead + 1, f"the partition {job.partition}", said, job.starts_at)
+    return Place(ahead + 1, partition_named(job.partition), said, job.starts_at)
 
 
 def _number(job: str) -> int:

@@ -19,7 +19,7 @@ _SINGLE: Final[Mapping[str, str]] = {
     "WaitingForScheduling": "Slurm has not looked at it yet.",
     "SchedDefer": "Slurm has put it off until it next looks at the queue.",
     "Priority": "Jobs with a higher priority come first.",
-    "Resources": "It is next, and waits until what it needs is free.",
+    "Resources": "It waits until what it needs is free.",
     "ReqNodeNotAvail": "A node that it needs is down, reserved or in use.",
     "NodeDown": "A node that it needs is down.",
     "FrontEndDown": "No front end is there that could start it.",

@@ -90,6 +90,7 @@ def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
     return {
         "held_at": lease.held_at if lease is not None and state.phase in _HAS_SLICE else None,
         "ends_at": terms.over_at if terms is not None and state.phase not in _NO_LEASE else None,
+        "job": terms.job if terms is not None and state.phase not in _NO_LEASE else "",
         "idle_since": at(idle.idle_since),
         "idle_limit": terms.idle_limit if terms is not None and terms.acts_when_idle else None,
         "gives_back_at": at(idle.gives_back_at),

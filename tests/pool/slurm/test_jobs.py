@@ -87,12 +87,12 @@ def test_without_shards_a_part_is_a_whole_gpu() -> None:
         ("3", "No node can give that of the type v100."),
         ("2x50%", "Slurm gives a job no parts of several GPUs."),
         ("40GiB", "No node can give that"),
-        ("1 model=h100", "this Slurm partition has v100 in 100 shards each."),
+        ("1 model=h100", "partition gpu of Slurm has v100 in 100 shards each."),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_there_is(size: str, why: str) -> None:
     with pytest.raises(NeverFits, match=why):
-        counted(parse_request(size), [V100], KNOWN)
+        counted(parse_request(size), [V100], KNOWN, "gpu")
 
 
 def test_of_a_type_of_unknown_memory_only_whole_gpus_can_be_had() -> None:
@@ -109,7 +109,7 @@ def test_devices_stand_for_all_of_their_type() -> None:
     assert [(each.uuid, each.memory_mib, each.unbounded) for each in found] == [
         ("slurm-v100-0", 32768, True),
         ("slurm-v100-1", 32768, True),
-        ("slurm-t4-0", 1, True),
+        ("slurm-t4-0", 0, True),
     ]
 
 
@@ -123,7 +123,7 @@ def test_the_position_is_by_priority_among_those_that_wait_in_the_partition() ->
         Job("4", "RUNNING", "", 99, "gpu"),
     ]
     found = place(mine, [mine, *others], sees_others=True)
-    assert (found.position, found.among) == (3, "the partition gpu")
+    assert (found.position, found.among) == (3, "partition gpu")
     assert found.reason == "Jobs with a higher priority come first."
 
 
