@@ -524,6 +524,8 @@ class EndedLease:
     #: the most at once, in MiB.
     burst_mib_seconds: float = 0.0
     burst_peak_mib: int = 0
+    #: The jobs of a batch system in which its kernels were, such as ``Slurm job 4711``; empty for none.
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,8 @@ async def _use(page: Frontend) -> tuple[float, float]:
     return begun, time.time()
 
 
-async def test_gpu_hours_by_course_agree_with_sacct(site: Site) -> None:
+async def test_gpu_hours_by_course_agree_with_sacct(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     for course in ("parts", "whole"):
         site.course(course, _COURSE)
     taken = site.slurm.submit("sleep 600", "--gres=gpu:t4:1")
@@ -108,12 +109,15 @@ async def test_gpu_hours_by_course_agree_with_sacct(site: Site) -> None:
     lines = json.loads(site.command("report", "--by", "course", "--json"))["rows"]
     ours = {line["course"]: line["gpu_hours"] * 3600 for line in lines}
     history = [json.loads(line) for line in site.command("history", "--json").splitlines()]
+    table = site.command("history")
+    assert all(f"Slurm job {job.id}" in table for job in theirs.values())
     assert ours.keys() == theirs.keys() == used.keys()
     assert (theirs["whole"].share, theirs["parts"].share) == (1, 0.4)  # in whole shards
     for course, (begun, until) in used.items():
         job = theirs[course]
         [lease] = [each for each in history if each["course"] == course]
         assert job.name.endswith(lease["id"])  # how both are put together
+        assert lease["job"] == f"Slurm job {job.id}"
         assert lease["held_at"] >= job.begins  # what it waits in Slurm's queue is not counted
         # Slurm's begin as the node is prepared, and end with the job's last process; ours are of the kernel.
         # So both are at least what was used for certain, and at most what is from the first to the last.

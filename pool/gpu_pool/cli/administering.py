@@ -127,7 +127,10 @@ def history(session: CommandSession, since: str, cells: bool, without_names: boo
         for row in ended:
             screen.show_json(dataclasses.asdict(row), indent=None)
     elif ended:
-        screen.show(screen.table(_HISTORY_COLUMNS, [_history_row(row) for row in ended]))
+        # The job, where some lease was in one, stands before the lease.
+        has_job = any(row.job for row in ended)
+        columns = [*_HISTORY_COLUMNS[:-1], *([formatting.JOB] if has_job else []), _HISTORY_COLUMNS[-1]]
+        screen.show(screen.table(columns, [_history_row(row, has_job=has_job) for row in ended]))
         for row in ended:
             if row.failure is not None:
                 click.echo(_failed(row.id, row.failure))
@@ -141,12 +144,13 @@ def history(session: CommandSession, since: str, cells: bool, without_names: boo
 _HISTORY_COLUMNS = ("Ended", "Slice", "User", "Course", "For", "Waited", "Held for", "Reason", "Lease")
 
 
-def _history_row(row: EndedLease) -> list[str]:
+def _history_row(row: EndedLease, *, has_job: bool) -> list[str]:
+    job = [formatting.safe(row.job or "-")] if has_job else []
     who = formatting.safe(row.user), formatting.safe(row.course or "-")
     if not row.id:
         day = time.strftime("%m-%d", time.localtime(row.ended_at))
         count = "1 lease" if row.leases == 1 else f"{row.leases} leases"
-        return [day, "-", *who, count, "-", format_duration(row.held_seconds), row.reason, "-"]
+        return [day, "-", *who, count, "-", format_duration(row.held_seconds), row.reason, *job, "-"]
     return [
         time.strftime("%m-%d %H:%M:%S", time.localtime(row.ended_at)),
         formatting.safe(row.request),
@@ -155,6 +159,7 @@ def _history_row(row: EndedLease) -> list[str]:
         format_duration((row.held_at or row.ended_at) - row.requested_at),
         format_duration(row.held_seconds),
         row.reason,
+        *job,
         row.id,
     ]
 

@@ -110,6 +110,7 @@ def living(lease: Lease, now: float) -> EndedLease:
         lent_gpu_seconds=lease.lent_before + share * parked,
         burst_mib_seconds=lease.burst_before + burst.total_mib(lease.slices) * burst_for,
         burst_peak_mib=lease.burst_peak_mib,
+        job=lease.terms.job,
     )
 
 

@@ -33,7 +33,7 @@ from gpu_pool.slurm.launching import ALONE
 from gpu_pool.slurm.reverse_tunnels import ReverseTunnels
 from gpu_pool.slurm.settings import SlurmSettings
 from gpu_pool.slurm.watch import JobQueueWatch, cancelled_by, last_of
-from gpu_pool.store import files
+from gpu_pool.store import files, leases
 from gpu_pool.store.device_table import SeenFrom
 from gpu_pool.worker import Worker
 from gpu_pool_client import (
@@ -224,9 +224,7 @@ class SlurmBackend(Backend):
         job = self._jobs.get(lease.id)
         if job is not None:
             seen = self.watch.jobs.get(job.id, job.seen)
-            terms = replace(
-                terms, job=f"Slurm job {job.id}", job_ends_at=seen.ends_at if not seen.waits else None
-            )
+            terms = replace(terms, job=_named(job.id), job_ends_at=seen.ends_at if not seen.waits else None)
         limit = jobs.limit_of(self._nodes)
         return replace(lease, terms=terms, enforcement=Enforcement(limit, limit))
 
@@ -358,6 +356,7 @@ class SlurmBackend(Backend):
             number, folder, kernel, lease.request, seen=Job(number, "PENDING")
         )
         (folder / _SUBMITTED).write_text(number)
+        await self.pool.store.run(leases.add_job, lease.id, _named(number))
         self.watch.look_soon()
         return self._state(lease.id, job)
 
@@ -501,6 +500,10 @@ class SlurmBackend(Backend):
 
     def _name(self, lease_id: str) -> str:
         return f"gpu-pool-{self._mark}-{lease_id}"
+
+
+def _named(job: str) -> str:
+    return f"Slurm job {job}"
 
 
 def _plain(text: str) -> str:

@@ -331,6 +331,13 @@ def record_failure(store: StoreContext, lease_id: str, failure: Failure) -> None
             store.db.run("fail_history", values)
 
 
+def add_job(store: StoreContext, lease_id: str, job: str) -> None:
+    """Keep in which job of a batch system a lease's kernel is, besides those before; for the history."""
+    with store.db.transaction(store.give_up_at):
+        row = store.leases.row(lease_id)
+        store.db.run("add_job", {"number": row["number"], "id": lease_id, "job": job})
+
+
 def without(status: PoolStatus, over: Collection[str]) -> PoolStatus:
     """Return a status without the leases that are over, by id, and without what they hold."""
     left = tuple(lease for lease in status.leases if lease.id not in over)

@@ -204,7 +204,7 @@ SELECT course, milli, held_seconds FROM (
 -- name: history
 -- The last that ended, the latest first.
 SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds, burst_peak_mib, reason, note, failure,
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds, burst_peak_mib, reason, note, failure, job,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE ended_at >= :since ORDER BY ended_at DESC, number DESC
@@ -212,7 +212,7 @@ LIMIT :most;
 
 -- name: history_of_user
 SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
-       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds, burst_peak_mib, reason, note, failure,
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds, burst_peak_mib, reason, note, failure, job,
        peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
        device_seconds > 0 AS touched
 FROM history WHERE user = :user AND ended_at >= :since ORDER BY ended_at DESC, number DESC
@@ -395,13 +395,13 @@ SELECT count(*) FROM lease WHERE asked_for = :number AND state = 'held';
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
                      held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds,
-                     failure, batch, lent, burst, burst_peak_mib)
+                     failure, batch, lent, burst, burst_peak_mib, job)
 SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
        held_before + coalesce(max(0, :now - held_at), 0),
        used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
        peak_mib, mib_seconds, memory_seconds, device_seconds, failure, batch,
        lent + milli * coalesce(max(0, :now - parked_at), 0),
-       burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0), burst_peak_mib
+       burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0), burst_peak_mib, job
 FROM lease WHERE number = :number;
 
 -- name: delete_lease
@@ -511,6 +511,9 @@ DELETE FROM node_start WHERE node_group = :node_group AND number <= (
 
 -- name: fail_lease
 UPDATE lease SET failure = :failure WHERE number = :number AND id = :id;
+
+-- name: add_job
+UPDATE lease SET job = job || iif(job = '', '', ', ') || :job WHERE number = :number AND id = :id;
 
 -- name: fail_history
 UPDATE history SET failure = :failure WHERE number = :number AND id = :id;

@@ -16,7 +16,7 @@ from gpu_pool.store import burst, device_table, history, leases, records, regist
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.usage import Measured
-from gpu_pool_client import EndedLease, EndReason, Holder, LeaseState, Process, parse_request
+from gpu_pool_client import EndedLease, EndReason, Holder, LeaseGone, LeaseState, Process, parse_request
 from support.pools import device, embedded, take
 
 ME = Process.current()
@@ -215,6 +215,19 @@ def test_what_it_could_use_on_top_is_added_up_and_stays_right(tmp_path: Path) ->
     total = line("total", records.history(days.store, 0.0))
     assert (total.burst_gib_hours, total.burst_peak_mib) == (expected / 1024 / 3600, all_of_it)
     days.database.close()
+
+
+def test_the_jobs_of_a_leases_kernels_are_kept_in_order(days: Days) -> None:
+    ended = {}
+    for key, jobs in (("none", ()), ("one", ("Slurm job 4711",)), ("two", ("Slurm job 7", "Slurm job 8"))):
+        lease = requests.decide(days.store, parse_request("10%"), Holder("ada", process=ME), key)
+        for job in jobs:
+            leases.add_job(days.store, lease.id, job)
+        leases.end_lease(days.store, lease.id, EndReason.RELEASED)
+        with pytest.raises(LeaseGone):
+            leases.add_job(days.store, lease.id, "Slurm job 9")
+        ended[lease.id] = ", ".join(jobs)
+    assert {row.id: row.job for row in records.history(days.store, 0.0)} == ended
 
 
 def test_a_burst_from_before_it_was_noted_is_noted_from_the_next_look_on(days: Days) -> None:
