@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -71,12 +72,13 @@ class School:
 
 
 @contextlib.contextmanager
-def school(folder: Path) -> Iterator[School]:
+def school(folder: Path, node: str = "") -> Iterator[School]:
     times = [1_000_000.0, 5_000.0]
     clock = Clock(lambda: times[0], lambda: times[1])
     with closing(Database(folder / "store.db")) as database:
         store = StoreContext(database, PoolSettings(), clock)
-        registration.register(store, parse_devices("V100-SXM2-32GB:1"))
+        [device] = parse_devices("V100-SXM2-32GB:1")
+        registration.register(store, [replace(device, node=node)])
         yield School(store, times)
 
 
@@ -96,6 +98,16 @@ def test_an_idle_kernel_is_asked_once_somebody_waits_and_only_then(ours: School)
     ours.parks(one)
     assert [ours.read(each).state for each in (one, waiter)] == [LeaseState.PARKED, LeaseState.HELD]
     assert ours.read(one).asked_back is EndReason.YIELDED
+
+
+def test_a_kernel_on_another_machine_cannot_give_way_and_is_not_asked(tmp_path: Path) -> None:
+    with school(tmp_path, node="n2") as ours:
+        one, two = ours.ask(), ours.ask()
+        ours.idles(one)
+        waiter = ours.ask()
+        assert ours.asked(one, two) == []
+        assert ours.giving_way(waiter) == 0
+        assert ours.read(one).terms.in_pod
 
 
 def test_one_that_becomes_idle_while_somebody_waits_is_asked_at_once(ours: School) -> None:
