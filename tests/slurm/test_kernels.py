@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -367,7 +368,7 @@ async def test_the_job_of_a_server_that_was_killed_ends_by_itself(login: Login) 
 import asyncio, os, signal
 from jupyter_client.manager import AsyncKernelManager
 from gpu_pool.slurm import backend
-backend.ALONE = 3
+backend.ALONE = 20  # from when its kernel listens a server may take seconds to connect, where others work
 async def main():
     manager = AsyncKernelManager(kernel_name={name!r})
     await manager.start_kernel()
@@ -375,14 +376,11 @@ async def main():
     client.start_channels(hb=False)
     await client.wait_for_ready(timeout=100)
     await client.execute_interactive("1", timeout=100)
-    print("runs", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
-    server = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
-    told, _ = await server.communicate()
-    assert b"runs" in told
-    assert server.returncode == -9
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await server.wait() == -signal.SIGKILL
 
     async def is_gone() -> bool:
         return not login.jobs()
