@@ -31,7 +31,6 @@ from gpu_pool_client import (
     KernelCommand,
     KernelPod,
     Lease,
-    LeaseGone,
     NotAllowed,
     PodPhase,
     PoolUnreachable,
@@ -251,12 +250,8 @@ class StepHost:
         """See ``KernelHost.follow``."""
         give_up_at = time.monotonic() + seconds
         while True:
+            await self.pool.living(lease_id)
             step = self._steps.get(lease_id)
-            try:
-                await self.pool.living(lease_id)
-            except LeaseGone:  # it was taken back: nobody else ends its step
-                await self._end(lease_id)
-                raise
             if step is None:
                 raise BadRequest("No kernel was started on this slice by this server.", "Start one.")
             if not step.address and step.process.poll() is None:
@@ -310,13 +305,10 @@ class StepHost:
             shutil.rmtree(step.folder, ignore_errors=True)
 
     async def settle(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
-        """End the steps of leases that have ended, or have another node since."""
-        known = dict(self._steps)
-        if not known:
-            return
-        now = {lease.id: [part.device.node for part in lease.slices] for lease in await living()}
-        for lease_id, step in known.items():
-            if step.node.name not in now.get(lease_id, ()) and self._steps.get(lease_id) is step:
+        """End the steps of leases that have ended."""
+        known = set(self._steps)
+        if known:
+            for lease_id in known - {lease.id for lease in await living()}:
                 await self._end(lease_id)
 
     def activity(self, lease_id: str) -> Activity:
