@@ -21,6 +21,7 @@ NAMES = (
     "opening",
     "yielding",
     "checkpoint",
+    "hibernation",
     "reclaim",
     "store",
     "stores",

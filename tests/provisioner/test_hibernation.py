@@ -242,6 +242,12 @@ except ProcessLookupError:
             "1 True",
         ),
         (
+            "multiprocessing",
+            "kept = multiprocessing.get_context('fork').Pool(2); kept.map(abs, [-1, -2])",
+            "kept.map(abs, [-3, -4])",
+            "[3, 4]",
+        ),
+        (
             "torch",
             "kept = torch.ones(3, requires_grad=True); loss = (kept ** 2).sum()",
             "loss.backward() or kept.grad.tolist()",
