@@ -88,8 +88,10 @@ class TestMemory:
     """What becomes of a kernel that uses up its job's memory."""
 
     @pytest.fixture
-    def slurm(self, limited_cluster: Slurm) -> Slurm:
-        return limited_cluster
+    def slurm(self, limited_cluster: Slurm) -> Iterator[Slurm]:
+        limited_cluster.cancel_all()
+        yield limited_cluster
+        limited_cluster.cancel_all()
 
     async def test_a_kernel_that_was_ended_for_memory_is_restarted_in_its_job(self, login: Login) -> None:
         name = login.env.install("GPU", "40%")
