@@ -473,7 +473,8 @@ class Lease:
         """Say in one line what is granted and what is enforced."""
         share = format_share(self.slices[0].milli) if self.slices else "nothing"
         on_top = memory_on_top(self.slices, lambda mib: f"{mib} MiB")
-        memory = f"{self.memory_mib} MiB{on_top}" if self.memory_mib else "not known"
+        is_known = self.memory_mib or not self.slices
+        memory = f"{self.memory_mib} MiB{on_top}" if is_known else "not known"
         return f"memory: {memory}, {self.enforcement.memory}; compute: {share}, {self.enforcement.compute}"
 
 

@@ -51,6 +51,7 @@ async def test_the_cell_shows_slurms_queue_and_the_panel_the_job(lab_page: Page,
     await expect(output).to_contain_text("perhaps about")
     await status(lab_page).click()
     await expect(panel(lab_page)).to_contain_text("Waiting forless than a minute")
+    await expect(panel(lab_page)).to_contain_text(re.compile(r"JobSlurm job \d+"))
     await expect(status(lab_page)).to_have_text("in the queue")
     await picture(lab_page, "slurm-waiting.png")
     slurm.run("scancel", before)
