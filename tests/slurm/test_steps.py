@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -191,6 +192,17 @@ async def test_the_end_of_the_kernel_is_the_end_of_its_step(allocate: Allocate) 
 
 async def _is_dead(manager: AsyncKernelManager) -> bool:
     return not await manager.is_alive()
+
+
+async def test_what_steps_of_jobs_that_are_over_have_left_is_removed(allocate: Allocate) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    folder = shell.env.folder / "data" / "gpu-pool-jobs"
+    for name in ("step-987654-1-ab-1", f"step-{shell.job}-1-ab-1"):
+        (folder / name).mkdir(parents=True)
+        os.utime(folder / name, (0, 0))
+    (folder / "step-987654-2-cd-1").mkdir()
+    assert len((await shell.env.pool.status()).devices) == 2
+    assert {each.name for each in folder.iterdir()} == {f"step-{shell.job}-1-ab-1", "step-987654-2-cd-1"}
 
 
 async def test_a_kernel_that_dies_says_how_and_a_restart_is_in_the_same_step(allocate: Allocate) -> None:

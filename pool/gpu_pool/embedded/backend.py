@@ -175,7 +175,7 @@ class LocalBackend(Backend):
             return found
         shares = self._shares or {each.uuid: WHOLE for each in found.devices}
         self._shares = {**shares, **others.shares}
-        return replace(found, devices=(*found.devices, *others.devices), problems=())
+        return replace(found, devices=(*found.devices, *others.devices))
 
     async def adapt(
         self,

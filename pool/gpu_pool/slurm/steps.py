@@ -52,6 +52,8 @@ _ENDED_BY_SLURM: Final = re.compile(
 )
 #: Nodes that are asked at once; and seconds until those are asked again that did not answer.
 _AT_ONCE, _AGAIN_AFTER = 16, 60.0
+#: Seconds after which the folder of a step may be left over.
+_LEFT_OVER_AFTER: Final = 600.0
 #: Seconds between two looks at a step that starts, at one that runs; and for one that is to end.
 _SOON, _GLANCE, _ENDS_WITHIN = 0.03, 0.25, 10.0
 #: Becomes ``srun``, and ends it, and with it its step, once the server's end of its standard input is closed
@@ -184,7 +186,9 @@ class StepHost:
 
     def __init__(self, job: str, here: str, store: Path) -> None:
         self._job, self._here = job, here
-        self._file = store.with_name("other-nodes.json")
+        # A job that was requeued may have others; and a store that somebody has named may be of many jobs.
+        mark = hashlib.sha256(f"{job} {os.environ.get('SLURM_JOB_NODELIST')}".encode()).hexdigest()[:8]
+        self._file = store.with_name(f"other-nodes-{mark}.json")
         #: What there is; None where that is not known yet. And when it was looked for last.
         self.others: OtherNodes | None = None
         self._looked_at = float("-inf")
@@ -206,6 +210,7 @@ class StepHost:
         known = OtherNodes.read(self._file)
         if known is None or (known.problems and self.is_due):
             self._looked_at = time.monotonic()
+            _remove_leftovers(self._job)
             known = find_other_nodes(self._job, self._here)
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             known.write(self._file)
@@ -323,6 +328,17 @@ class StepHost:
     def stop_waiting(self) -> None:
         """See ``KernelHost.stop_waiting``."""
         self._is_stopped = True
+
+
+def _remove_leftovers(own_job: str) -> None:
+    """Remove what steps of jobs that are over have left: all of a job may be killed at its end."""
+    old = time.time() - _LEFT_OVER_AFTER
+    left = [each for each in launching.base().glob("step-*-*") if each.stat().st_mtime < old]
+    if left:
+        live = {own_job, *ask("squeue", "--noheader", "--me", "--format=%A").split()}
+        for folder in left:
+            if folder.name.split("-")[1] not in live:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
