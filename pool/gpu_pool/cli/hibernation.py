@@ -1,4 +1,7 @@
-"""``hibernated``: the kernels that sleep on this machine's disk; and what other verbs say of them."""
+"""``hibernated``: the kernels that sleep on this machine's disk; and what other verbs say of them.
+
+What this needs is imported where it is used: ``status`` is asked often, and mostly nobody sleeps.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-import psutil
-from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool.cli import screen
-from gpu_pool.cli.checks import Check
-from gpu_pool.cli.formatting import Plain, safe
+from gpu_pool.cli.formatting import Plain, no_jupyter_folders, safe
 from gpu_pool.cli.session import CommandSession, json_option, verb
 from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, PoolStatus, format_duration, format_memory
 
 if TYPE_CHECKING:
+    from gpu_pool.cli.checks import Check
     from gpu_pool_provisioner.hibernation.images import Header
 
 #: What to read about it.
@@ -29,12 +30,13 @@ _COLUMNS: Final = ("Lease", "User", "For", "Asleep for", "Size")
 
 def folder() -> str:
     """Return where kernels sleep unless a setting of theirs says otherwise."""
+    from jupyter_core.paths import jupyter_data_dir
+
     return str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
 
 
 def images(parent: str) -> list[tuple[Path, Header]]:
     """Return the images in a folder, with what each says, oldest first. Raises ``NotAllowed``."""
-    # Imported here because it costs what nobody needs to pay whose kernels never sleep.
     from gpu_pool_provisioner.hibernation.images import found
 
     try:
@@ -80,6 +82,8 @@ def check_hibernation(criu: str) -> Iterator[Check]:
 
     With ``criu``, a program's name or path, that they cannot is broken; else it is worth a note.
     """
+    from gpu_pool.cli.checks import Check
+
     wanted = [(criu, "")] if criu else _settings()
     for program, parent in dict.fromkeys(wanted):
         from gpu_pool_provisioner.hibernation.kept import why_not
@@ -125,6 +129,10 @@ def _is_of_a_course() -> bool:
 
 def _disk(parent: str) -> Iterator[Check]:
     """Say how much sleeps in a folder, and note where its disk is smaller than this machine's memory."""
+    import psutil
+
+    from gpu_pool.cli.checks import Check
+
     there = Path(parent)
     while not there.exists():
         there = there.parent
@@ -165,7 +173,10 @@ def hibernated(session: CommandSession, parent: str, remove: tuple[str, ...]) ->
     A kernel whose image was removed says so below its next cell; restarted, it
     begins afresh.
     """
-    parent = parent or folder()
+    try:
+        parent = parent or folder()
+    except RuntimeError as error:
+        raise no_jupyter_folders() from error
     found = images(parent)
     if remove:
         return _remove(found, remove, parent)

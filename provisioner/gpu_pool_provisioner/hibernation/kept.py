@@ -53,7 +53,7 @@ def why_not(criu: str) -> str:
             "it takes a server that runs as root with CAP_SYS_ADMIN: whoever else could write a kernel's "
             "image could become root by it."
         )
-    if _NAMESPACES.read_bytes().strip() == b"0":
+    if _NAMESPACES.exists() and _NAMESPACES.read_bytes().strip() == b"0":
         return "this system allows no pid namespaces: set user.max_pid_namespaces (sysctl) to more than 0."
     path = shutil.which(criu)
     if path is None:

@@ -43,6 +43,7 @@ def gpu_pool(*words: str, **environment: str) -> subprocess.CompletedProcess[str
     [
         (["status"], {}, 7, f"There is no folder for the pool's store: XDG_STATE_HOME is not set, {NO_HOME}"),
         (["kernels", "list"], {}, 2, f"Jupyter has no folder for this user: {NO_HOME}"),
+        (["hibernated"], {}, 2, f"Jupyter has no folder for this user: {NO_HOME}"),
         (["status"], {"GPU_POOL_URL": "unix:~/x"}, 2, f"'~/x' cannot be found: {NO_HOME}"),
         (["status"], {"GPU_POOL_URL": "embedded:~/x"}, 2, f"'~/x' cannot be found: {NO_HOME}"),
         (["serve", "--socket", "~/x"], {}, 2, f"'~/x' cannot be found: {NO_HOME}"),
