@@ -398,9 +398,21 @@ class SlurmBackend(Backend):
                 found = replace(found, version="begun", phase=PodPhase.STARTING)
             if found.version != seen or time.monotonic() > give_up_at or self._is_stopped:
                 return found
-            begins = job.ports and found.phase is not PodPhase.RUNNING
-            is_soon = begins or time.monotonic() < job.known_at + _MAY_START_WITHIN
-            await asyncio.sleep(_GLANCE_AT_START if is_soon else _GLANCE)
+            if job.ports and found.phase is not PodPhase.RUNNING:
+                await asyncio.sleep(_GLANCE_AT_START)
+            else:
+                await self._until_news(job, give_up_at)
+
+    async def _until_news(self, job: KernelJob, give_up_at: float) -> None:
+        """Return once something may be known of a job that was not: many wait, and one squeue tells all."""
+        looks, was_ended, had_ports = self.watch.looks, job.ended_by_us, bool(job.ports)
+        while time.monotonic() < give_up_at and not self._is_stopped:
+            may_start = time.monotonic() < job.known_at + _MAY_START_WITHIN
+            await asyncio.sleep(_GLANCE_AT_START if may_start else _GLANCE)
+            if self.watch.looks != looks or job.ended_by_us != was_ended:
+                return
+            if not had_ports and launching.has_begun(job.folder):
+                return
 
     async def _reach(self, lease_id: str, job: KernelJob) -> None:
         """Find out how a kernel that runs is reached: on its node, or by the tunnel that its job opens."""

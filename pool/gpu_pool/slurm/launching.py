@@ -25,6 +25,8 @@ _REACHED_WITHIN: Final = 2.0
 _REACHED_EVERY: Final = 0.02
 #: Characters of a job's last line that are shown.
 _MOST_SHOWN: Final = 200
+#: The file in a job's folder in which its main process says where it listens.
+_ADDRESS: Final = "address.json"
 #: Where a job's output goes, in its folder.
 OUTPUT: Final = "output.txt"
 
@@ -94,10 +96,15 @@ def command(kernel: KernelCommand, folder: Path) -> list[str]:
     return [kernel.argv_here[0], str(launcher), "job", str(folder)]
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a job's main process has said where it listens."""
+    return (folder / _ADDRESS).exists()
+
+
 def read_ports(folder: Path) -> tuple[dict[str, int], str]:
     """Return the ports at which a job's main process has said that it listens, and its node; or nothing."""
     with suppress(OSError, ValueError):
-        told = json.loads((folder / "address.json").read_text())
+        told = json.loads((folder / _ADDRESS).read_text())
         node = told.pop("node")
         return told, node
     return {}, ""
