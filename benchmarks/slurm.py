@@ -32,7 +32,7 @@ from gpu_pool.slurm.watch import JobQueueWatch
 from gpu_pool_provisioner.pools import shared_pool
 from support.slurm import Slurm, missing, slurm_cluster
 
-PAIRS = sized(12, 1)
+PAIRS = sized(24, 1)
 WAITERS = sized(200, 2)
 QUEUE = sized(1000, 5)
 LOOKS = sized(20, 2)
