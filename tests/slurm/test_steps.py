@@ -184,8 +184,8 @@ async def test_the_end_of_the_kernel_is_the_end_of_its_step(allocate: Allocate) 
     shell = allocate("--nodes=2", "--gres=gpu:1")
     manager = await shell.start("1 model=t4")
     async with frontend(manager) as page:
-        await page.run("1").done()
-        assert len(shell.steps()) == 1
+        step = (await page.run(_SHOW).done()).outputs[-1].split()[2]
+        assert f"{shell.job}.{step}" in shell.steps()
     await manager.shutdown_kernel(now=True)
     await eventually(shell.is_empty)
 
@@ -268,8 +268,7 @@ async def test_a_step_that_is_cancelled_is_told_of_in_slurms_words(allocate: All
     shell = allocate("--nodes=2", "--gres=gpu:1")
     manager = await shell.start("1 model=t4")
     async with frontend(manager) as page:
-        await page.run("1").done()
-        [step] = shell.steps()
+        step = f"{shell.job}.{(await page.run(_SHOW).done()).outputs[-1].split()[2]}"
         shell.slurm.run("scancel", step)
         await eventually(lambda: _is_dead(manager))
         await manager.restart_kernel()
