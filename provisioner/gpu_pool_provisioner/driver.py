@@ -51,6 +51,7 @@ _RESIZING: Final = (State.RESIZING, State.QUEUED_RESIZING)
 _UNKNOWN: Final = (State.ASKING, State.ENDING)
 #: Seconds for which a start whose slice is held waits for the kernel's process.
 _LAUNCHED_WITHIN: Final = 5.0
+_AT_WORK: Final = "It was at work."
 #: Kernels that are named at most to one that waits, and those of this process that may be.
 _MOST_NAMED: Final = 3
 _named: Final[weakref.WeakSet[SessionDriver]] = weakref.WeakSet()
@@ -319,6 +320,31 @@ class SessionDriver:
             raise NotAllowed("This kernel does not wait for a GPU slice.")
         await self.interrupt()
         return texts.left_queue(self.session.size)
+
+    async def leave_image(self) -> str:
+        """Let the next server go on with the kernel, which goes to disk if it is idle.
+
+        Return why it cannot, in sentences; empty where it can.
+        """
+        if self.resize_requests is not None:
+            self.resize_requests.close()  # what a kernel has open must be there when it comes back
+        while self.session.state is State.PARKING:
+            await self._changed.wait()
+        if self._do.run is not None and self._do.run.relay.busy:
+            return _AT_WORK
+        if events.SleepRequested in TABLE[self.session.state]:
+            self.post(events.SleepRequested())
+        while self._goes_to_sleep:
+            await self._changed.wait()
+        if self.kept is not None and self.kept.leave_image():
+            return ""
+        return self._do.why_awake or _AT_WORK
+
+    @property
+    def _goes_to_sleep(self) -> bool:
+        state, at = self.session.state, self.session.hibernates_at
+        is_due = state is State.PARKED and at is not None and at <= time.monotonic()
+        return is_due or state in (State.PARKING, State.HIBERNATING)
 
     # -- What is seen of it; any thread may look -------------------------------
 

@@ -6,6 +6,7 @@ however the process ends, and whoever makes a folder first removes those beside 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import os
@@ -34,6 +35,34 @@ class HeldFolder:
                 break
         #: Remove it, with what is in it. May be repeated; a forked child's copy does nothing.
         self.close = weakref.finalize(self, _remove, self.path, held, os.getpid())
+
+    @classmethod
+    def again(cls, path: str, name: str) -> HeldFolder:
+        """Make one again where another was, whose name began with ``name``.
+
+        Raises ``OSError``: ``FileExistsError`` where somebody has that now.
+        """
+        remove_abandoned(str(Path(path).parent), name)
+        Path(path).mkdir(0o700)
+        held = _hold(path)
+        if held is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        folder = cls.__new__(cls)
+        folder.path = path
+        folder.close = weakref.finalize(folder, _remove, path, held, os.getpid())
+        return folder
+
+    def leave(self, name: str) -> tuple[str, int]:
+        """Let it stay, under a name that begins with ``name``; return where it is, and what holds it.
+
+        Raises ``OSError``, and then it is as it was.
+        """
+        before = Path(self.path)
+        left = before.with_name(f"{_prefix(name)}{before.name.rpartition('-')[2]}")
+        before.rename(left)
+        detached = self.close.detach()
+        assert detached is not None
+        return str(left), detached[2][1]
 
 
 def _prefix(name: str) -> str:
@@ -66,17 +95,33 @@ def _remove_abandoned_once(parent: str, name: str) -> None:
     remove_abandoned(parent, name)
 
 
+def folders_in(parent: str, name: str) -> list[str]:
+    """Return the folders in ``parent`` whose names begin so, of this machine. Raises ``OSError``."""
+    with os.scandir(parent) as found:
+        return [each.path for each in found if each.name.startswith(_prefix(name))]
+
+
+def hold_left(path: str) -> int | None:
+    """Hold a folder of this user's that was left; None where somebody else does, or it is gone."""
+    try:
+        folder = os.open(path, _FOLDER)
+    except OSError:  # a link, somebody else's, or gone
+        return None
+    try:
+        if os.fstat(folder).st_uid == os.getuid():
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if Path(path).is_dir():  # nobody has removed it meanwhile
+                return folder
+    except OSError:  # it is held, or there are no locks
+        pass
+    os.close(folder)
+    return None
+
+
 def remove_abandoned(parent: str, name: str) -> None:
     """Remove this user's folders of that name in ``parent`` that no process of this machine holds."""
-    with os.scandir(parent) as found:
-        paths = [each.path for each in found if each.name.startswith(_prefix(name))]
-    for path in paths:
-        try:
-            folder = os.open(path, _FOLDER)
-        except OSError:  # a link, somebody else's, or gone
-            continue
-        with suppress(OSError):  # it is held, or there are no locks
-            if os.fstat(folder).st_uid == os.getuid():
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-        os.close(folder)
+    for path in folders_in(parent, name):
+        folder = hold_left(path)
+        if folder is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(folder)

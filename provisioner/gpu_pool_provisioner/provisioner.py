@@ -31,7 +31,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_client.connect import KernelConnectionInfo, port_names
 from jupyter_client.localinterfaces import is_local_ip
@@ -65,10 +65,13 @@ from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.messages import introduction
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_requests
 from gpu_pool_provisioner.session import Session, SessionTimes, State, events, texts
-from gpu_pool_provisioner.session.session import MARGIN
-from gpu_pool_provisioner.settings import SliceSettings, kernel_name, notebook_of
+from gpu_pool_provisioner.session.session import MARGIN, OnDisk
+from gpu_pool_provisioner.settings import SESSION_VARIABLE, SliceSettings, kernel_name, notebook_of
 from gpu_pool_provisioner.templates import TemplateProcess, templates
 from gpu_pool_provisioner.wait_log import WaitLog
+
+if TYPE_CHECKING:  # few kernels sleep
+    from gpu_pool_provisioner.hibernation.left import Owner
 
 #: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
 _POD_ENDS_WITHIN: Final = 10.0
@@ -107,6 +110,9 @@ class GPUPoolProvisioner(SliceSettings):
     _proxy_connection: KernelConnectionInfo | None = None
     #: The kernel's proxy where that is a process of its own, which outlives this one.
     _proxy: Process | None = None
+    #: Whether it may sleep on disk; and whose it is there, where it outlives its server.
+    _sleeps = False
+    _owner: Owner | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Take a slice, or keep the one from before a restart, and prepare the launch.
@@ -123,7 +129,7 @@ class GPUPoolProvisioner(SliceSettings):
                 self._reserve_ports()
             return await super().pre_launch(**kwargs)
         async with self._undone_on_failure():
-            await self._take_slice()
+            await self._take_slice((kwargs.get("env") or {}).get(SESSION_VARIABLE, ""))
             self._reserve_ports()
             return await super().pre_launch(**kwargs)
 
@@ -276,6 +282,28 @@ class GPUPoolProvisioner(SliceSettings):
         """The kernel's life so far; None where it has no slice."""
         return self._driver.session if self._driver is not None else None
 
+    async def leave_image(self, notebook: str = "") -> str:
+        """Let the next server go on with the kernel of a notebook; return why it cannot, empty where it can.
+
+        To be called when the server ends, before kernels are shut down: those go to disk that are idle.
+        ``notebook`` is its path, where that may be another one by now. Raises ``OSError``.
+        """
+        from gpu_pool_provisioner.hibernation.left import Owner
+
+        driver, owner = self._driver, Owner.of(notebook, self.parent.kernel_name, os.environ)
+        if driver is None or driver.kept is None:
+            return ""
+        if owner is not None and owner != self._owner:
+            self._owner = owner
+            await in_background(driver.kept.belong_to(owner))
+        return await in_background(driver.leave_image())
+
+    @property
+    def leaves_bytes(self) -> int | None:
+        """The most that the kernel takes when it goes to disk at its server's end; None where it does not."""
+        kept = self._driver.kept if self._driver is not None else None
+        return None if kept is None or self._owner is None else kept.needs_bytes
+
     async def start_template(self, cmd: list[str]) -> TemplateProcess | None:
         """Start the template of such kernels before there is one; return it, or None where none is started.
 
@@ -329,14 +357,21 @@ class GPUPoolProvisioner(SliceSettings):
         self._proxy = Process.of(self.pid or 0)
         return info
 
-    async def _take_slice(self) -> None:
-        """Ask for the slice; where the pool does not answer, the kernel's proxy waits until it does."""
+    async def _take_slice(self, notebook: str = "") -> None:
+        """Ask for the slice; where the pool does not answer, the kernel's proxy waits until it does.
+
+        ``notebook`` is the path of the notebook that the kernel is for, as its server says.
+        """
         waits = self.is_unattended or self.kernel_proxy
         try:
             if self._driver is None or self._driver.session.state is State.ENDED:
                 self._driver = self._new_driver(self.session.lease_id if self.session else None)
-                if self._driver.session.hibernate_after:
-                    self._driver.session = await in_background(self._may_sleep(self._driver.session))
+                wanted = self.hibernate_after or self.hibernate_with_server
+                self._sleeps = bool(wanted) and is_ipython(self.kernel_spec.argv) and await self._can_sleep()
+                if not self._sleeps:
+                    self._driver.session = replace(self._driver.session, hibernate_after=None)
+                elif self.hibernate_with_server and not self.is_unattended:
+                    await self._find_left(self._driver, notebook)
             self._asked_at = time.monotonic()
             asking = self._driver.ask(self.times.answers_within, within=None if waits else self.wait_timeout)
             await in_background(asking)
@@ -359,10 +394,6 @@ class GPUPoolProvisioner(SliceSettings):
     def _hibernates_after(self) -> float | None:
         return float(self.hibernate_after) or None if is_ipython(self.kernel_spec.argv) else None
 
-    async def _may_sleep(self, session: Session) -> Session:
-        """Return a session whose kernel does not sleep where none can."""
-        return session if await self._can_sleep() else replace(session, hibernate_after=None)
-
     async def _can_sleep(self) -> bool:
         """Whether a kernel can sleep here; where none can, log once why."""
         from gpu_pool_provisioner.hibernation.kept import why_not
@@ -379,6 +410,23 @@ class GPUPoolProvisioner(SliceSettings):
             return
         if await self._can_sleep():
             driver.session = replace(driver.session, hibernate_after=after, sleeps_by_terms=True)
+
+    async def _find_left(self, driver: SessionDriver, notebook: str) -> None:
+        """Let a session begin with the kernel of its notebook that another server has left, if one has."""
+        from gpu_pool_provisioner.hibernation.kept import KeptKernel
+        from gpu_pool_provisioner.hibernation.left import Owner
+
+        self._owner = Owner.of(notebook, self.parent.kernel_name, os.environ)
+        if self._owner is None or self._started:
+            return
+        where = self.criu, self._hibernation_folder, self.hibernation_mib
+        kept = await asyncio.to_thread(KeptKernel.claimed, *where, self._owner)
+        if kept is not None and kept.image is not None:
+            driver.kept, image, now = kept, kept.image, time.time()
+            on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)
+            driver.session = replace(driver.session, left=image.in_words(now), on_disk=on_disk)
+            # Frontends get the key with which the kernel goes on: what they say is relayed as it is.
+            self.parent.session.key = kept.image.record.key.encode()
 
     async def _until_running(self, driver: SessionDriver) -> None:
         """Wait for a kernel that nobody watches, so that its cells need not. Raises why it does not run."""
@@ -455,8 +503,8 @@ class GPUPoolProvisioner(SliceSettings):
         if self._resize_requests is not None and lease.limit_mib and on_slice.takes_changes:
             self._resize_requests.open_changes()
         kwargs = {**kwargs, "env": {**environment, **ours}}
-        if driver.session.hibernate_after and backend.connection["transport"] == "ipc":
-            return await self._launch_kept(driver, on_slice.command, kwargs)
+        if (self._sleeps or driver.session.hibernate_after) and backend.connection["transport"] == "ipc":
+            return await self._launch_kept(driver, on_slice.command, kwargs, ours, backend)
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
             if not is_ipython(cmd):
@@ -469,13 +517,38 @@ class GPUPoolProvisioner(SliceSettings):
         assert self.process is not None
         return int(self.process.pid)
 
-    async def _launch_kept(self, driver: SessionDriver, cmd: list[str], kwargs: dict[str, Any]) -> int:
-        """Launch a kernel that may sleep on disk; return its pid. Raises ``OSError``."""
-        from gpu_pool_provisioner.hibernation.kept import KeptKernel
+    @property
+    def _hibernation_folder(self) -> str:
+        return self.hibernation_folder or str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
 
-        folder = self.hibernation_folder or str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
-        kept = driver.kept = KeptKernel(self.criu, folder, self.hibernation_mib)
-        self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
+    async def _launch_kept(
+        self,
+        driver: SessionDriver,
+        cmd: list[str],
+        kwargs: dict[str, Any],
+        variables: dict[str, str],
+        backend: BackendConnection,
+    ) -> int:
+        """Launch a kernel that may sleep on disk, or wake one that another server has left; return its pid.
+
+        ``variables`` are those of its slice. Raises ``OSError``, and ``CannotWakeError``.
+        """
+        from gpu_pool_provisioner.hibernation.kept import KeptKernel
+        from gpu_pool_provisioner.hibernation.left import Record
+
+        connection, image = backend.connection, driver.kept.image if driver.kept is not None else None
+        record = None
+        if self._owner is not None:
+            record = Record(self._owner, connection["ip"], connection["key"], variables)
+        if driver.kept is not None and image is not None:
+            kept, before = driver.kept, image.record.variables
+            names = {**before, **variables}
+            kept.changed = {name: (before.get(name), variables.get(name)) for name in names}
+            self.pid = await kept.wake()
+        else:
+            kept = driver.kept = KeptKernel(self.criu, self._hibernation_folder, self.hibernation_mib)
+            self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
+        kept.record = record
         # Signals go to the process that it has then.
         self.process, self.pgid = kept, None  # type: ignore[assignment]
         return kept.pid

@@ -217,6 +217,15 @@ class SliceSettings(LocalProvisioner):
         newer. At most 2592000. See "Kernels that sleep on disk" in the documentation.
         """,
     )
+    hibernate_with_server = Bool(
+        config=True,
+        help="""Whether idle kernels go to disk when their Jupyter server is stopped, and go on with the next.
+
+        A notebook that is opened again with the same kernel then shows what is there, and its first cell goes
+        on with it; a restart starts afresh. For the same kernels as hibernate_after. What nobody has asked
+        for in 7 days is removed. By default kernels end with their server.
+        """,
+    )
     criu = Unicode("criu", config=True, help="The program that writes kernels to disk: a name, or a path.")
     hibernation_folder = Unicode(
         config=True,
@@ -356,7 +365,7 @@ def kernel_name(display_name: object, most: int = _LONGEST_NAME) -> str:
 
 
 #: By which a Jupyter server tells a kernel of the notebook, or console, that it was started for.
-_SESSION_VARIABLE: Final = "JPY_SESSION_NAME"
+SESSION_VARIABLE: Final = "JPY_SESSION_NAME"
 _LONGEST_NOTEBOOK: Final = 80
 
 
@@ -374,8 +383,8 @@ def notebook_of(environment: Mapping[str, str], own: Mapping[str, str] = Mapping
 
     Empty where it is not known: what ``own`` has, the environment of whoever starts it, is another kernel's.
     """
-    path = environment.get(_SESSION_VARIABLE, "")
-    return "" if path == own.get(_SESSION_VARIABLE) else printable(Path(path).name, _LONGEST_NOTEBOOK)
+    path = environment.get(SESSION_VARIABLE, "")
+    return "" if path == own.get(SESSION_VARIABLE) else printable(Path(path).name, _LONGEST_NOTEBOOK)
 
 
 def name_on_size(name: str, started: SliceRequest, now: SliceRequest) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_client.session import Session as MessageSession
@@ -37,6 +38,7 @@ from gpu_pool_provisioner.session.session import MARGIN
 
 if TYPE_CHECKING:  # few kernels sleep
     from gpu_pool_provisioner.hibernation.kept import KeptKernel
+    from gpu_pool_provisioner.hibernation.left import Record
 
 #: How often a kernel is launched whose ports others take before it: whoever does it goes on.
 _LAUNCHES: Final = 20
@@ -76,6 +78,14 @@ _OPEN_HISTORY: Final = _HISTORY.format(
     "    history.save_thread = type(history.save_thread)(history)\n"
     "    history.save_thread.start()\n"
 )
+#: What a kernel publishes to say how many variables its user has made, and the code that lets it.
+_VARIABLES: Final = "gpu_pool_variables"
+_COUNT_VARIABLES: Final = _HISTORY.format(
+    "own = [name for name, value in ipython.user_ns.items() if name not in ipython.user_ns_hidden\n"
+    "       and name[:1] != '_' and type(value) is not type(__import__('sys'))]\n"
+    "kernel = ipython.kernel\n"
+    f"kernel.session.send(kernel.iopub_socket, {_VARIABLES!r}, {{'count': len(own)}})\n"
+)
 _NOT_KEPT: Final = "the folder for its connections has too long a name."
 _AT_WORK: Final = "The size of a kernel's GPU slice cannot change while it runs a cell."
 _WHEN_ENDED: Final = "Try again when its cells have ended."
@@ -105,6 +115,8 @@ class KernelWork:
         #: Hears of the end of the kernel that runs.
         self._following: asyncio.Task[None] | None = None
         self.backend: BackendConnection | None = None
+        #: Why the kernel did not go to disk when that was tried last, in sentences; may be empty.
+        self.why_awake = ""
 
     def begin(self, work: effects.Work) -> Coroutine[Any, Any, events.Event]:
         """Return the coroutine that does it."""
@@ -179,6 +191,8 @@ class KernelWork:
         """Have nothing more to do with the kernel, nor with its pod."""
         if self.run is not None:
             self.run.leave()
+        if self._driver.kept is not None:
+            self._driver.kept.leave_image()
         self.let_go()
         self._let_go_of_pod()
 
@@ -208,6 +222,9 @@ class KernelWork:
         )
         # Of a start without a wait there is nothing to say, unless its pod takes long.
         self._driver.show(held.starting() if session.has_waited else "")
+        kept = self._driver.kept
+        if kept is not None and kept.image is not None:
+            return await self._continued(kept, lease, held)
         try:
             await self._launch_until_ready(lease, held)
         except (NotStartedError, PoolUnreachable) as error:
@@ -259,7 +276,9 @@ class KernelWork:
             return PodRun(self._pod_for(lease, held), held, *sides, requests, shown)
         try:
             if self.backend is None:
-                self.backend = BackendConnection(self.kernel.connection_file, self.plan.command)
+                kept = self._driver.kept
+                again = kept.image.record.sockets if kept is not None and kept.image is not None else ""
+                self.backend = BackendConnection(self.kernel.connection_file, self.plan.command, again)
             return ProcessRun(held, await self.plan.here(lease, self.backend), self.backend, *sides)
         except OSError as error:
             await held.give_back()
@@ -308,6 +327,11 @@ class KernelWork:
     # -- To disk and back --------------------------------------------------------
 
     async def _hibernate(self) -> events.Event:
+        event = await self._hibernated()
+        self.why_awake = event.why if isinstance(event, events.NotHibernated) else ""
+        return event
+
+    async def _hibernated(self) -> events.Event:
         kept, run, lease = self._driver.kept, self.run, self._driver.session.lease
         if kept is None or lease is None or not isinstance(run, ProcessRun):
             return events.NotHibernated(texts.stays_awake(_NOT_KEPT))
@@ -320,6 +344,8 @@ class KernelWork:
         except GpuPoolError as error:
             get_logger().info("A kernel that was to sleep stays awake: %s", error)
             return events.NotHibernated()
+        if kept.record is not None:
+            await self._note(kept, kept.record, run)
         run.relay.run_silently(_CLOSE_HISTORY)
         await run.relay.is_idle(_ANSWERS_WITHIN)
         if self._following is not None:
@@ -332,6 +358,17 @@ class KernelWork:
             return await self._stays_awake(kept, run, str(error))
         return events.Hibernated(-(-size // _MIB))
 
+    async def _note(self, kept: KeptKernel, record: Record, run: ProcessRun) -> None:
+        """Note what another server must know that goes on with the kernel, and what its user reads of it."""
+        if self._driver.on_slice is not None:
+            record.variables.update(self._driver.on_slice.variables)
+        said: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        run.relay.messages[_VARIABLES] = lambda content: None if said.done() else said.set_result(content)
+        run.relay.run_silently(_COUNT_VARIABLES)
+        with suppress(asyncio.TimeoutError):
+            count = (await asyncio.wait_for(said, _LAST_WITHIN)).get("count")
+            kept.record = replace(record, count=count if isinstance(count, int) else None)
+
     async def _stays_awake(self, kept: KeptKernel, run: ProcessRun, why: str) -> events.Event:
         """Connect again to a kernel that was not written to disk."""
         try:
@@ -342,6 +379,26 @@ class KernelWork:
             return events.Died(texts.ended_before_sleep(why))
         self._goes_on(run)
         return events.NotHibernated(texts.stays_awake(why))
+
+    async def _continued(self, kept: KeptKernel, lease: Lease, held: HeldLease) -> events.Event:
+        """Let a kernel go on that another server has left on disk."""
+        try:
+            await self._launch_until_ready(lease, held)
+        except (CannotWakeError, NotReadyError, NotStartedError, OSError, GpuPoolError) as error:
+            get_logger().error("A kernel on disk did not go on: %s", error)
+            if self._driver.session.is_stopped:
+                return events.NotReady(error)
+            if self.run is not None:  # there are never two of it
+                await self.run.end
+                self.run.close()
+                self.run = None
+            is_gone = isinstance(error, ImageGoneError)
+            return events.NotWoken(texts.IMAGE_GONE if is_gone else texts.not_woken(str(error)))
+        assert isinstance(self.run, ProcessRun)
+        kept.remove_image()
+        self._goes_on(self.run)
+        self.change(kept.changed)
+        return events.Ready(on_our_clock(lease))
 
     async def _wake(self) -> events.Event:
         kept, before = self._driver.kept, self.run

@@ -70,6 +70,11 @@ def a_sleeper() -> Session:
     return replace(a_session(), hibernate_after=20.0)
 
 
+def a_left_one() -> Session:
+    """Return one that begins with a kernel that another server has left on disk."""
+    return replace(a_session(), left="from yesterday 18:02 (320 MiB)")
+
+
 #: What may come of work that goes on all the same.
 _ENDS_OF_KERNELS = (events.Died, events.TermsOver, events.CloseRequested)
 
@@ -137,7 +142,9 @@ class World:
             case events.Woken():
                 assert not self.kernel_lives, "there are two of one kernel"
                 self.kernel_lives = True
-            case events.Gone() | events.NotReady() | events.Failed() | events.Hibernated():
+            case (
+                events.Gone() | events.NotReady() | events.Failed() | events.Hibernated() | events.NotWoken()
+            ):
                 self.kernel_lives = False
             case events.LeaseSeen(lease=Lease() as found) | events.SizeChanged(lease=Lease() as found):
                 self.is_held = found.state is LeaseState.HELD
@@ -300,6 +307,8 @@ class World:
                 launched = [] if self.session.is_launched else [events.Launched]
                 ready = [lambda: events.Ready(self._lease())] if self.kernel_lives else []
                 why = ValueError("It ended.")
+                if self.session.left and not self.session.is_stopped:
+                    return [*launched, *ready, lambda: events.NotWoken("A file has changed.")]
                 return [*launched, *ready, lambda: events.NotReady(why), lambda: events.NotStarted(why)]
             case effects.Observe():
                 return [self._looked, self._looked, away]
@@ -375,6 +384,7 @@ class World:
             events.InterruptRequested(),
             *(events.RestartBegan(), events.RestartExpected(1.0), events.ManagerExpected(1.0)),
             *(events.SizeChanged(TEN), events.SizePending(TEN, 1.0), events.LaunchPrepared()),
+            events.SleepRequested(),
         ]
         if self.session.state in _SLEEPING:  # which few are that are ended there, or restarted
             wanted += [events.StopRequested(), events.StopRequested(), events.StartRequested()]

@@ -8,6 +8,7 @@ through to this program's standard error. It ends when the kernel does.
 
 Usage: ``keeper.py launch COMMAND…`` or ``keeper.py restore PIPE CRIU-COMMAND…``, where PIPE is that of the
 kernel's output when it went to disk, and CRIU's command lacks the file for the pid, which is added.
+What else is open when it begins, the hold on an image, stays so until it ends.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         _say({"errno": error.errno or 0, "error": error.strerror or str(error)})
         return 1
-    _say({"pid": pid, "first": first, "pipe": os.fstat(written).st_ino})
+    try:
+        _say({"pid": pid, "first": first, "pipe": os.fstat(written).st_ino})
+    except OSError:  # its server is gone, and would not hear of it
+        os.kill(first, signal.SIGKILL)
     os.close(written)
     _until_its_end(first, output)
     return 0
@@ -121,7 +125,9 @@ def _kernel_of(first: int) -> int:
 def _restored(pipe: str, command: Sequence[str], written: int) -> int:
     """Return the pid of the first process of a kernel that CRIU has restored. Raises ``OSError``."""
     _libc("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    os.set_inheritable(written, True)
+    for each in os.scandir("/proc/self/fd"):  # what holds the image is for this program alone
+        with suppress(OSError):
+            os.set_inheritable(int(each.name), int(each.name) in (0, 1, 2, written))
     argv = [*command, "--inherit-fd", f"fd[{written}]:pipe:[{pipe}]"]
     nothing = os.open(os.devnull, os.O_RDWR)
     pid = os.posix_spawn(

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
@@ -23,7 +24,7 @@ from gpu_pool_client import Lease, Process
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._requests import memory_in_words
 from gpu_pool_provisioner.folders import HeldFolder
-from gpu_pool_provisioner.hibernation import images
+from gpu_pool_provisioner.hibernation import images, left
 from gpu_pool_provisioner.launchers.base import CannotWakeError, StaysAwakeError
 from gpu_pool_provisioner.launchers.process import ContinuedProcess
 
@@ -95,7 +96,14 @@ class KeptKernel:
         self._parent = parent
         self._most = most_mib * _MIB
         self._folder: HeldFolder | None = None
-        self._process = ContinuedProcess(Process.current())
+        #: Its image, where that outlives this process, and whether it is left to the next one.
+        self._left: left.LeftImage | None = None
+        self._is_left = False
+        #: What the next server must know of it; None where its images end with this process.
+        self.record: left.Record | None = None
+        #: What changes in its environment where it goes on from another server's image.
+        self.changed: dict[str, tuple[str | None, str | None]] = {}
+        self._process: ContinuedProcess | None = None
         #: The first of its pid namespace: with it all of them end.
         self._first: ContinuedProcess | None = None
         self._pipe = 0
@@ -108,20 +116,32 @@ class KeptKernel:
         self.stdout: IO[bytes] | None = None
         self.stderr: IO[bytes] | None = None
 
+    @classmethod
+    def claimed(cls, criu: str, parent: str, most_mib: int, owner: left.Owner) -> KeptKernel | None:
+        """Return the owner's kernel that another server has left; None where there is none. Blocks."""
+        left.remove_expired(parent, time.time())
+        image = left.claim(parent, owner)
+        if image is None:
+            return None
+        kept = cls(criu, parent, most_mib)
+        kept._left, kept.record = image, image.record
+        return kept
+
     # -- As jupyter_client knows a process -------------------------------------
 
     @property
     def pid(self) -> int:
         """Of the process that it has, or had last."""
+        assert self._process is not None
         return self._process.pid
 
     def poll(self) -> int | None:
         """Return None while it has a process."""
-        return self._process.poll()
+        return 0 if self._process is None else self._process.poll()
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its status once its process has ended. Raises ``subprocess.TimeoutExpired``."""
-        return self._process.wait(timeout)
+        return 0 if self._process is None else self._process.wait(timeout)
 
     def send_signal(self, signum: int) -> None:
         """Send a signal to its process and what that has started, unless it has ended."""
@@ -152,7 +172,11 @@ class KeptKernel:
         let_go = weakref.finalize(self, os.close, ours)
         try:
             argv = [sys.executable, "-I", "-S", str(_KEEPER), *arguments]
-            keeper = subprocess.Popen(argv, stdin=held, stdout=says, env=env, cwd=cwd, start_new_session=True)
+            # It holds the image, too: where this process is killed meanwhile, nobody else restores it.
+            holds = [] if self._left is None else [self._left.held]
+            keeper = subprocess.Popen(
+                argv, stdin=held, stdout=says, env=env, cwd=cwd, start_new_session=True, pass_fds=holds
+            )
         except BaseException:
             let_go()
             os.close(said)
@@ -170,6 +194,9 @@ class KeptKernel:
             told = {"errno": 0, "error": "its keeper ended"}
         if "pid" not in told:
             let_go()
+            # Nor goes on what a keeper that was killed has begun.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(keeper.pid, signal.SIGKILL)
             raise OSError(told["errno"], told["error"])
         process, first = Process.of(told["pid"]), Process.of(told["first"])
         if process is None or first is None:
@@ -206,6 +233,10 @@ class KeptKernel:
             image = self._image
             folder.rename(image)
             await asyncio.to_thread(images.sync_folder, image.parent)
+            if self.record is not None and self._folder is not None:
+                record = replace(self.record, at=time.time())
+                self._left = await asyncio.to_thread(left.leave, self._folder, record)
+                self._folder = None
         except BaseException as error:
             self.remove_image()
             if isinstance(error, OSError):
@@ -229,12 +260,12 @@ class KeptKernel:
                 f"it has {memory_in_words(needs // _MIB)} of memory, and the disk has "
                 f"{memory_in_words(free // _MIB)} left."
             )
-        left = self._most - images.taken_bytes(self._parent) if self._most else needs
-        if needs > left:
+        room = self._most - images.taken_bytes(self._parent) if self._most else needs
+        if needs > room:
             raise StaysAwakeError(
                 f"it has {memory_in_words(needs // _MIB)} of memory, and of the "
                 f"{memory_in_words(self._most // _MIB)} that kernels may take on disk "
-                f"{memory_in_words(max(0, left) // _MIB)} are left."
+                f"{memory_in_words(max(0, room) // _MIB)} are left."
             )
         self._folder = self._folder or HeldFolder(self._parent, "asleep-")
         folder = Path(self._folder.path) / "image.new"
@@ -269,12 +300,18 @@ class KeptKernel:
 
     @property
     def _image(self) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.path) / images.IMAGE
+        held = self._left or self._folder
+        assert held is not None
+        return Path(held.path) / images.IMAGE
 
     @property
     def _image_is_whole(self) -> bool:
-        return self._folder is not None and self._image.is_dir()
+        return (self._left or self._folder) is not None and self._image.is_dir()
+
+    @property
+    def image(self) -> left.LeftImage | None:
+        """Its image, where another server may go on from it; None where there is none."""
+        return self._left
 
     async def wake(self) -> int:
         """Let it go on from disk; return its pid. Its image stays until :meth:`remove_image`.
@@ -293,6 +330,8 @@ class KeptKernel:
             arguments = ["restore", str(header.output_pipe), *argv]
             pid = await asyncio.to_thread(self._keep, arguments, None, None)
         except OSError as error:
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
             log = image / "restore.log"
             why = _first_error(log.read_text(errors="replace")) if log.exists() else f"{error}."
             get_logger().error("CRIU did not restore a kernel: %s", why)
@@ -307,6 +346,11 @@ class KeptKernel:
         _close(self._ports)
         self._ports = ()
 
+    @property
+    def needs_bytes(self) -> int:
+        """How many bytes it takes at most to put it to disk; 0 where it is there."""
+        return 0 if self.poll() is not None else images.needs_bytes(self.pid)
+
     def end(self) -> None:
         """End the process that it has, or is about to have."""
         self._is_over = True
@@ -314,11 +358,26 @@ class KeptKernel:
         self._let_go()
         self._let_ports_go()
 
+    async def belong_to(self, owner: left.Owner) -> None:
+        """Let its images be another owner's: its notebook was renamed. Raises ``OSError``."""
+        if self.record is not None:
+            self.record = replace(self.record, owner=owner)
+        if self._left is not None:
+            await asyncio.to_thread(self._left.belong_to, owner)
+
+    def leave_image(self) -> bool:
+        """Leave its image to the next server from now on, whatever happens; return whether there is one."""
+        self._is_left = self._left is not None
+        return self._is_left
+
     def remove_image(self) -> None:
-        """Remove what is on disk of it. May be repeated."""
+        """Remove what is on disk of it, unless it is left. May be repeated."""
         if self._folder is not None:
             self._folder.close()
             self._folder = None
+        if self._left is not None and not self._is_left:
+            self._left.remove()
+            self._left = None
 
 
 def _hold(listens: Iterable[tuple[str, int]]) -> list[socket.socket]:

@@ -40,6 +40,8 @@ _random: Final = secrets.SystemRandom()
 _LOOK_EVERY: Final = 0.02
 #: Seconds in which a kernel that listens for requests does so on its other channels; some have no stdin.
 _ALL_WITHIN: Final = 3.0
+#: How the names of folders for sockets begin.
+_SOCKETS: Final = "gpu-pool-"
 #: Bytes of the longest name of a Unix socket (unix(7)), without the zero at its end.
 _LONGEST_PATH: Final = 107
 
@@ -55,15 +57,19 @@ class BackendConnection:
     has its name, by which programs in a kernel find out the kernel's id.
     """
 
-    def __init__(self, outer_file: str, command: Sequence[str]) -> None:
-        """Choose where the kernel of this command is to listen, and write the file. Raises ``OSError``."""
+    def __init__(self, outer_file: str, command: Sequence[str], sockets: str = "") -> None:
+        """Choose where the kernel of this command is to listen, and write the file. Raises ``OSError``.
+
+        ``sockets`` is how the paths of those begin on which a kernel listens that comes back from disk.
+        """
         outer = Path(outer_file).resolve()
         asked = json.loads(outer.read_text())
         self._reserved: PortReservation | None = None
         self._sockets: HeldFolder | None = None
         self._folder = HeldFolder(outer.parent, ".gpu-pool-")
         try:
-            where = self._ipc() if asked["transport"] == "ipc" or is_ipython(command) else None
+            is_ipc = asked["transport"] == "ipc" or is_ipython(command)
+            where = self._ipc(sockets) if is_ipc else None
             #: What the file says.
             self.connection: dict[str, Any] = {**asked, **(where or self._tcp())}
             self.file = f"{self._folder.path}/{outer.name}"
@@ -77,10 +83,13 @@ class BackendConnection:
         names = {str(outer), str(Path(outer_file).absolute()), outer_file}
         self._outer_names = sorted(names, key=len, reverse=True)
 
-    def _ipc(self) -> Mapping[str, Any] | None:
+    def _ipc(self, again: str) -> Mapping[str, Any] | None:
         """Return where the kernel listens in a folder that is its user's alone; None where no path fits."""
-        # Not beside the file: homes may be on file systems that have no sockets, and have long names.
-        self._sockets = HeldFolder(tempfile.gettempdir(), "gpu-pool-")
+        if again:
+            self._sockets = HeldFolder.again(str(Path(again).parent), _SOCKETS)
+        else:
+            # Not beside the file: homes may be on file systems that have no sockets, and have long names.
+            self._sockets = HeldFolder(tempfile.gettempdir(), _SOCKETS)
         connection = {"transport": "ipc", "ip": f"{self._sockets.path}/kernel"}
         longest = f"{connection['ip']}-{len(port_names)}"
         if len(os.fsencode(longest)) > _LONGEST_PATH:

@@ -26,6 +26,7 @@ def _load_jupyter_server_extension(server: Any) -> None:
     from gpu_pool_provisioner.server.handlers import add_handlers
 
     add_handlers(server)
+    _leave_kernels_at_the_end(server)
     _leave_notices_out_of_files(server)
     server.io_loop.add_callback(start_templates, server)
 
@@ -37,6 +38,31 @@ def _leave_notices_out_of_files(server: Any) -> None:
         server.log.warning("Notebooks that are saved while a cell waits for a GPU slice keep what it shows.")
     else:
         register(before_saving)
+
+
+def _leave_kernels_at_the_end(server: Any) -> None:
+    """Let kernels go to disk that are to go on with the next server, before this one shuts them down.
+
+    It shuts down all of them when it ends, and each by itself where somebody asks for that: only by this can
+    they be told apart.
+    """
+    manager = server.kernel_manager
+    shut_down = manager.shutdown_all
+
+    async def leave_and_shut_down(now: bool = False) -> None:
+        kernels = [manager.get_kernel(each) for each in manager.list_kernel_ids()]
+        provisioners: list[Any] = [getattr(each, "provisioner", None) for each in kernels]
+        leaving = [each for each in provisioners if getattr(each, "leaves_bytes", None) is not None]
+        if leaving:
+            from gpu_pool_provisioner.server.leaving import leave
+
+            try:
+                await leave(leaving, server)
+            except Exception:  # the server ends all the same
+                server.log.exception("Kernels that were to go to disk end with this server.")
+        await ensure_async(shut_down(now=now))
+
+    manager.shutdown_all = leave_and_shut_down
 
 
 async def start_templates(server: Any) -> None:

@@ -1,4 +1,4 @@
-"""What can be configured of the pages' part: as ``GPUPoolServer`` in the Jupyter server's configuration."""
+"""What can be configured of the server's part: as ``GPUPoolServer`` in the Jupyter server's configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpu_pool_client._traits import Seconds, WholeNumber
 
 
 class GPUPoolServer(Configurable):
-    """How a Jupyter server tells its pages of the slices of its kernels."""
+    """How a Jupyter server tells its pages of the slices of its kernels, and what it does when it ends."""
 
     max_streams = WholeNumber(
         500,
@@ -24,4 +24,15 @@ class GPUPoolServer(Configurable):
         config=True,
         where="It is set in the server's configuration.",
         help="Seconds between two measurements of the GPU memory that a kernel uses, while a page listens.",
+    )
+    leave_within = Seconds(
+        8.0,
+        min=1,
+        max=3600,
+        config=True,
+        where="It is set in the server's configuration.",
+        help="""Seconds in which kernels go to disk when the server is stopped (hibernate_with_server).
+
+        Fewer than those after which whoever stops it kills it: JupyterHub's LocalProcessSpawner after 10.
+        """,
     )

@@ -156,10 +156,8 @@ def parked(session: Session, event: on.Parked, now: float) -> Outcome:
 
 def parked_from(session: Session, parking: idle.Parking, now: float) -> Session:
     """Return the session of a kernel that is parked now, and may go to disk later."""
-    after = None if session.in_pod else session.hibernate_after
-    if after is not None:
-        after = 0.0 if parking.step.sleeps else after
-    at = None if after is None else now + after
+    after = 0.0 if parking.step.sleeps else session.hibernate_after
+    at = None if session.in_pod or after is None else now + after
     return replace(session, state=State.PARKED, parking=parking, hibernates_at=at)
 
 

@@ -29,6 +29,13 @@ def start(session: Session, event: on.StartRequested, now: float) -> Outcome:
     return asking.asks(asking.begun(session, event), now)
 
 
+def start_first(session: Session, event: on.StartRequested, now: float) -> Outcome:
+    """Ask for nothing where another server has left the kernel on disk: nobody has said that it goes on."""
+    if session.left:
+        return replace(asking.begun(session, event), state=State.HIBERNATED), ()
+    return start(session, event, now)
+
+
 def start_meanwhile(session: Session, event: on.StartRequested, now: float) -> Outcome:
     """Go on with what is under way."""
     begun = replace(asking.begun(session, event), is_granted=session.is_granted)
@@ -83,10 +90,11 @@ def launched(session: Session, event: on.Launched, now: float) -> Outcome:
 
 
 def ready(session: Session, event: on.Ready, now: float) -> Outcome:
-    running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="")
+    running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="", left="")
     running = asking.without_work(running)
     idling, told = idle.begun(event.lease, now, session.times, session.hibernate_after)
-    tells = [do.Tell(text) for text in (session.exit_message, *told) if text]
+    went_on = texts.went_on(session.left) if session.left else ""
+    tells = [do.Tell(text) for text in (session.exit_message, went_on, *told) if text]
     return replace(running, idling=idling), (*tells, do.PassOn())
 
 
@@ -151,7 +159,7 @@ def _down(session: Session, now: float) -> Outcome:
 
 def _bare(session: Session) -> Session:
     """Return the session without what is known of its kernel, and without what is asked of the pool."""
-    return replace(asking.without_work(session), idling=None, parking=None, hibernates_at=None)
+    return replace(asking.without_work(session), idling=None, parking=None, hibernates_at=None, left="")
 
 
 def _closes_at(session: Session, now: float) -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpu_pool_client import EndReason
+from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import _keeping as keeping
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session import texts
+from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
 from gpu_pool_provisioner.session.session import OnDisk, Outcome, Session, State
 
 
@@ -19,6 +22,8 @@ def _parking(session: Session) -> idle.Parking:
 
 
 def _wanted(session: Session, *, is_wanted: bool) -> Session:
+    if session.parking is None:  # it is another server's, and nothing is asked for before a cell
+        return session
     return replace(session, parking=replace(_parking(session), is_wanted=is_wanted))
 
 
@@ -50,13 +55,44 @@ def not_hibernated(session: Session, event: on.NotHibernated, now: float) -> Out
     return awake, (*effects, do.Tell(event.why)) if event.why else effects
 
 
+def sleep(session: Session, event: on.SleepRequested, now: float) -> Outcome:
+    """Lend the slice to others first, as always."""
+    parking = idle.Parking(ExpiryStep(ExpiryAction.PARK, sleeps=True))
+    return replace(session, state=State.PARKING, parking=parking), (do.HoldWork(), do.CheckIdle())
+
+
+def sleep_parked(session: Session, event: on.SleepRequested, now: float) -> Outcome:
+    going = replace(session, state=State.HIBERNATING, hibernates_at=None)
+    return going, (do.Answer(), do.Hibernate())
+
+
+def launch_prepared(session: Session, event: on.LaunchPrepared, now: float) -> Outcome:
+    """Answer for a kernel that another server has left, and launch nothing before a cell."""
+    return replace(session, is_prepared=True), (do.Answer(),)
+
+
 def work_hibernated(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:
-    return _wakes(session)
+    return _goes_on(session, now)
 
 
 def resume_hibernated(session: Session, event: on.ResumeRequested, now: float) -> Outcome:
-    waking, effects = _wakes(session)
+    waking, effects = _goes_on(session, now)
     return waking, (do.Reply(texts.wakes(session.size)), *effects)
+
+
+def _goes_on(session: Session, now: float) -> Outcome:
+    """Wake the kernel; one that another server has left needs a slice of its own, and has it first."""
+    if session.parking is not None:
+        return _wakes(session)
+    asks, effects = asking.asks(replace(session, error=None, is_explained=True), now)
+    return asks, (do.Show(texts.goes_on(session.left)), *effects)
+
+
+def not_continued(session: Session, event: on.NotWoken, now: float) -> Outcome:
+    """Say why, and give its new slice back: it is on disk as before, and the next cell tries again."""
+    asleep, released = asking.gives_up(asking.without_work(session), EndReason.NOT_READY)
+    asleep = replace(asleep, state=State.HIBERNATED, is_granted=False, is_launched=False)
+    return asleep, (do.Refuse(texts.not_run(event.why)), do.Show(""), *released)
 
 
 def _wakes(session: Session) -> Outcome:

@@ -276,6 +276,11 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SleepRequested(Event):
+    """The kernel is to go to disk if it is idle, whoever waits: its server ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hibernated(Event):
     """It is whole on disk, and its process has ended."""
 

@@ -227,6 +227,9 @@ class Session:
     hibernates_at: float | None = None
     #: How it sleeps, or did when it slept last.
     on_disk: OnDisk | None = None
+    #: What its user reads of the kernel that another server has left on disk, and that this one goes on
+    #: with; empty where it begins anew, and once it runs.
+    left: str = ""
 
     @property
     def size(self) -> str:

@@ -130,13 +130,14 @@ _KEEPS_SLICE: Final[_Column] = {
     on.Observed: Rule(keeping.observed, (*_WITH_SLICE, _S.PARKING, _S.ENDING)),
     on.GiveBackRequested: Rule(keeping.give_back, (_S.ASKED_BACK,)),
     on.ResizeRequested: Rule(keeping.resize, (_S.RESIZING,)),
+    on.SleepRequested: Rule(sleeping.sleep, (_S.PARKING,)),
 }
 
 TABLE: Final[Mapping[State, _Column]] = {
     _S.DOWN: {
         **_always(_S.DOWN),
         on.Failed: Rule(life.failed, (_S.DOWN,)),
-        on.StartRequested: Rule(life.start, (_S.ASKING,)),
+        on.StartRequested: Rule(life.start_first, (_S.ASKING, _S.HIBERNATED)),
         on.RestartBegan: Rule(life.restart_began, (_S.RESTARTING,)),
         on.RestartExpected: Rule(life.restart_expected, (_S.DOWN,)),
         **_stays(_S.DOWN, on.InterruptRequested, on.StopRequested, on.ManagerExpected, on.ManagerCame),
@@ -181,6 +182,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.Ready: Rule(life.ready, (_S.RUNNING,)),
         on.NotReady: Rule(life.not_ready, (_S.DOWN, _S.RESTARTING)),
         on.NotStarted: Rule(life.not_started, (_S.ENDING,)),
+        on.NotWoken: Rule(sleeping.not_continued, (_S.HIBERNATED,)),
         on.InterruptRequested: Rule(life.interrupt_start, (_S.STARTING,)),
         on.StopRequested: Rule(life.stop_starting, (_S.STARTING,)),
         on.StartRequested: Rule(life.start_after_the_end, (_S.ENDING,)),
@@ -224,6 +226,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.ParkedAgain: Rule(keeping.parked_again, (_S.PARKED, _S.RESUMING)),
         on.PoolAway: Rule(keeping.away_while_parked, (_S.PARKED,)),
         on.Resumed: Rule(keeping.resumed, (_S.RUNNING,)),
+        on.SleepRequested: Rule(sleeping.sleep_parked, (_S.HIBERNATING,)),
     },
     _S.HIBERNATING: {
         **_sleeping(_S.HIBERNATING),
@@ -232,8 +235,9 @@ TABLE: Final[Mapping[State, _Column]] = {
     },
     _S.HIBERNATED: {
         **_sleeping(_S.HIBERNATED),
-        on.WorkSubmitted: Rule(sleeping.work_hibernated, (_S.WAKING,)),
-        on.ResumeRequested: Rule(sleeping.resume_hibernated, (_S.WAKING,)),
+        on.LaunchPrepared: Rule(sleeping.launch_prepared, (_S.HIBERNATED,)),
+        on.WorkSubmitted: Rule(sleeping.work_hibernated, (_S.WAKING, _S.ASKING)),
+        on.ResumeRequested: Rule(sleeping.resume_hibernated, (_S.WAKING, _S.ASKING)),
     },
     _S.WAKING: {
         **_sleeping(_S.WAKING),

@@ -91,6 +91,29 @@ ASLEEP: Final = (
 )
 
 
+def left(since: str, has: str) -> str:
+    """Say which kernel another server has left; ``since`` when it fell asleep, and what it ``has``."""
+    return f"from {since} ({has})"
+
+
+def of_before(which: str) -> str:
+    """Say that a kernel of before is there, and what to do; ``which`` is as :func:`left` says."""
+    return (
+        f"Your kernel {which} is here: the next cell goes on with it. Restart the kernel to start afresh; "
+        "what it had is gone then."
+    )
+
+
+def goes_on(which: str) -> str:
+    """Say what a cell waits for whose kernel is one of before; ``which`` is as :func:`left` says."""
+    return f"Your kernel {which} comes back from disk. {_WAY_OUT}"
+
+
+def went_on(which: str) -> str:
+    """Say that a kernel of before goes on; ``which`` is as :func:`left` says."""
+    return f"This is your kernel {which}. To start afresh, restart it."
+
+
 def waking(size: str) -> str:
     """Say what a cell waits for whose kernel sleeps."""
     asks = f"asks for {slice_of(size)} again"

@@ -149,7 +149,7 @@ def _message(session: Session, phase: SlicePhase, shown: str) -> str:
         return session.end.message if session.end is not None else ""
     gives_way = session.lease is not None and session.lease.asked_back is EndReason.YIELDED
     if phase is SlicePhase.ASLEEP:
-        return texts.ASLEEP
+        return texts.of_before(session.left) if session.left else texts.ASLEEP
     if phase is SlicePhase.PARKED and session.parking is not None:
         return GAVE_WAY if gives_way and not session.parking.given_back else session.parking.why
     if phase is SlicePhase.HELD and session.lease is not None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool_client import Activity, Lease, LeaseState, Terms
+from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
 from gpu_pool_provisioner.session import Session, State, effects, events, step, texts
 from gpu_pool_provisioner.session.session import OnDisk
 from gpu_pool_provisioner.session.view import SlicePhase, view
-from support.session_world import STARTED, a_sleeper, after, lease
+from support.session_world import STARTED, a_left_one, a_session, a_sleeper, after, lease
 
 HELD = lease(LeaseState.HELD)
 
@@ -99,6 +99,51 @@ def test_a_cell_wakes_it_and_then_waits_for_its_slice() -> None:
     session, due = step(session, events.Woken(), 31.0)
     assert session.state is State.RESUMING
     assert due == (effects.HoldWork(), effects.Resume())
+
+
+def left_one() -> Session:
+    """Return the session of a kernel that another server has left, before anybody says that it goes on."""
+    return after(a_left_one(), events.StartRequested(), events.LaunchPrepared())
+
+
+def test_one_that_another_server_has_left_asks_for_nothing_before_a_cell() -> None:
+    session, due = step(a_left_one(), events.StartRequested(), 0.0)
+    assert (session.state, due) == (State.HIBERNATED, ())
+    seen = view(left_one(), (False, 0.0), "", 30.0, is_told=False)
+    assert (seen.phase, seen.message) == (SlicePhase.ASLEEP, texts.of_before(a_left_one().left))
+    session, due = step(left_one(), events.WorkSubmitted(), 30.0)
+    assert session.state is State.ASKING
+    assert effects.Ask(session.request, 1) in due
+
+
+def test_it_says_from_when_it_is_once_it_runs_and_never_again() -> None:
+    session = after(left_one(), events.WorkSubmitted(), events.Granted(HELD), events.Launched())
+    session, due = step(session, events.Ready(HELD), 30.0)
+    assert effects.Tell(texts.went_on(a_left_one().left)) in due
+    assert not session.left
+
+
+def test_one_that_could_not_go_on_gives_its_slice_back_and_is_tried_again_by_the_next_cell() -> None:
+    session = after(left_one(), events.WorkSubmitted(), events.Granted(HELD))
+    session, due = step(session, events.NotWoken("A file has gone."), 30.0)
+    assert session.state is State.HIBERNATED
+    assert effects.Refuse(texts.not_run("A file has gone.")) in due
+    assert effects.ReleaseLease(HELD.id, EndReason.NOT_READY) in due
+    assert after(session, events.WorkSubmitted()).state is State.ASKING
+
+
+def test_a_restart_of_it_begins_anew() -> None:
+    session = after(left_one(), events.StopRequested(), events.StartRequested())
+    assert session.state is State.ASKING
+    assert not session.left
+
+
+def test_when_its_server_ends_its_slice_is_parked_first_and_then_it_goes_to_disk_at_once() -> None:
+    session = after(a_session(), *STARTED, events.SleepRequested())
+    assert session.state is State.PARKING
+    session = after(session, events.FoundIdle(), events.Parked(lease(LeaseState.PARKED), False), now=20.0)
+    assert (session.state, session.wakes_at) == (State.PARKED, 20.0)
+    assert after(session, events.TimePassed(), now=20.0).state is State.HIBERNATING
 
 
 def test_a_cell_that_comes_on_its_way_to_disk_is_not_forgotten() -> None:

@@ -7,16 +7,17 @@ import random
 import pytest
 
 from gpu_pool_provisioner.session import State
-from support.session_world import STARTED, Arrow, World, a_session, a_sleeper, arrows
+from support.session_world import STARTED, Arrow, World, a_left_one, a_session, a_sleeper, arrows
 
 
 def walk(seed: int, steps: int) -> World:
     """Walk so many steps; once a session has ended, a few more, and with the next one from the beginning.
 
-    Every second one's kernel runs at once: few come that far by chance. About as many may sleep on disk.
+    Every second one's kernel runs at once: few come that far by chance. A third may sleep on disk,
+    and a third does from the beginning.
     """
     chance, seen = random.Random(seed), set[Arrow]()
-    begin = (a_session(), a_sleeper())
+    begin = (a_session(), a_sleeper(), a_left_one())
     world = World(chance, session=chance.choice(begin), seen=seen)
     worlds, after_its_end = 1, 0
     for _ in range(steps):
@@ -25,7 +26,7 @@ def walk(seed: int, steps: int) -> World:
         if after_its_end > 3:
             world, after_its_end = World(chance, session=chance.choice(begin), seen=seen), 0
             worlds += 1
-            for event in STARTED if worlds % 2 == 0 else ():
+            for event in STARTED if worlds % 2 == 0 and not world.session.left else ():
                 world.happen(event)
     return world
 

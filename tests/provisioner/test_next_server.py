@@ -1,0 +1,346 @@
+"""Kernels that outlive their server on disk, by a real CRIU and real Jupyter servers, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+from tornado.httpclient import HTTPResponse
+
+from gpu_pool_client import LeaseState
+from gpu_pool_provisioner.driver import SessionDriver
+from gpu_pool_provisioner.hibernation.kept import why_not
+from gpu_pool_provisioner.session import State
+from support.frontend import Frontend, frontend, listening
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
+from support.server import Server
+
+CRIU = os.environ.get("CRIU", "criu")
+_WHY = why_not(CRIU)
+pytestmark = [
+    pytest.mark.hibernation,
+    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
+]
+
+
+#: Starts the kernel of a notebook, runs a cell, waits until it sleeps, and ends as with kill -9.
+STARTER = """
+import asyncio, os, signal, sys
+from jupyter_client.manager import AsyncKernelManager
+from gpu_pool_provisioner.session import State
+
+async def main():
+    km = AsyncKernelManager(kernel_name=sys.argv[1])
+    await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": sys.argv[2]})
+    client = km.client()
+    client.start_channels()
+    await client.wait_for_ready()
+    await client.execute_interactive(sys.argv[3])
+    while km.provisioner.session.state is not State.HIBERNATED:
+        await asyncio.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def images(env: JupyterEnv) -> list[Path]:
+    return list((env.folder / "asleep").glob("*/image"))
+
+
+def install(env: JupyterEnv, name: str = "keeper", **more: Any) -> str:
+    """Write a kernelspec whose kernels outlive their server, and two notebooks."""
+    (env.folder / "notebooks").mkdir(exist_ok=True)
+    for notebook in ("week1.ipynb", "week2.ipynb"):
+        (env.folder / "notebooks" / notebook).write_text("{}")
+    folder = str(env.folder / "asleep")
+    config = {"hibernate_with_server": True, "criu": CRIU, "hibernation_folder": folder}
+    return env.install(name, "40%", **{**config, **more})
+
+
+@asynccontextmanager
+async def serving(env: JupyterEnv) -> AsyncIterator[Server]:
+    """Run a server; it is stopped as a JupyterHub does."""
+    server = Server(env)
+    try:
+        await eventually(server.started, within=120)
+        yield server
+        server.process.send_signal(signal.SIGTERM)
+        await server.ended()
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+@asynccontextmanager
+async def page(server: Server, session: HTTPResponse) -> AsyncIterator[Frontend]:
+    async with listening(server.client_of(session)) as found:
+        yield found
+
+
+async def printed(found: Frontend, code: str) -> str:
+    return "".join((await found.run(code).done()).outputs)
+
+
+async def test_a_stopped_servers_kernel_goes_on_with_the_next_one(jupyter_env: JupyterEnv) -> None:
+    kernel = install(jupyter_env)
+    async with serving(jupyter_env) as server:
+        session = await server.open_notebook("week2.ipynb", kernel)
+        async with page(server, session) as found:
+            await printed(found, "kept = list(range(1000))")
+        # It is renamed, as pages do it.
+        notebooks = jupyter_env.folder / "notebooks"
+        (notebooks / "week2.ipynb").rename(notebooks / "week1.ipynb")
+        renamed = {"path": "week1.ipynb", "name": "week1.ipynb", "type": "notebook"}
+        await server.ask("PATCH", f"api/sessions/{json.loads(session.body)['id']}", renamed)
+    assert len(images(jupyter_env)) == 1
+    await eventually(jupyter_env.is_empty)
+    async with serving(jupyter_env) as server:
+        session = await server.open_notebook("week1.ipynb", kernel)
+        assert not await jupyter_env.leases()
+        state = json.loads((await server.ask("GET", "gpu-pool/api/slices")).body)
+        assert state["slices"][0]["state"] == "asleep"
+        assert state["slices"][0]["message"].startswith("Your kernel from ")
+        async with page(server, session) as found:
+            told = await printed(found, "print(sum(kept), len(In))")
+            assert "499500 3\n" in told
+            assert "This is your kernel from today " in told
+            assert "(1 variable, " in told
+            assert not images(jupyter_env)
+            assert (await jupyter_env.only_lease()).state is LeaseState.HELD
+            assert await printed(found, "other = sum(kept); print(1)") == "1\n"
+    assert len(images(jupyter_env)) == 1
+    async with serving(jupyter_env) as server:
+        session = await server.open_notebook("week1.ipynb", kernel)
+        state = json.loads((await server.ask("GET", "gpu-pool/api/slices")).body)
+        assert "(2 variables, " in state["slices"][0]["message"]
+        await server.ask("DELETE", f"api/sessions/{json.loads(session.body)['id']}")
+        assert not images(jupyter_env)
+    assert "is on disk" not in server.log
+
+
+# -- What servers do, by their kernels' managers -----------------------------------
+
+
+@asynccontextmanager
+async def notebook(
+    env: JupyterEnv, manager: Managers, kernel: str, name: str = "week1.ipynb"
+) -> AsyncIterator[AsyncKernelManager]:
+    """Start the kernel of a notebook, as a server does."""
+    km = manager(kernel)
+    path = env.folder / "notebooks" / name
+    await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(path)})
+    yield km
+
+
+async def end_with_server(km: AsyncKernelManager) -> None:
+    """End a kernel as the server's extension does, and then the server."""
+    assert await km.provisioner.leave_image() == ""
+    await km.shutdown_kernel()
+
+
+async def left_one(env: JupyterEnv, manager: Managers, code: str = "kept = 1", **config: Any) -> str:
+    """Leave a kernel on disk; return the name of its kernelspec."""
+    kernel = install(env, **config)
+    async with notebook(env, manager, kernel) as km, frontend(km) as found:
+        await printed(found, code)
+        await end_with_server(km)
+    assert len(images(env)) == 1
+    return kernel
+
+
+async def test_one_that_its_user_shuts_down_leaves_nothing(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    kernel = await left_one(jupyter_env, manager)
+    async with notebook(jupyter_env, manager, kernel) as km:
+        assert km.provisioner.session.state is State.HIBERNATED
+        await km.shutdown_kernel()
+    assert not images(jupyter_env)
+
+
+async def test_a_restart_begins_afresh_and_leaves_nothing(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    kernel = await left_one(jupyter_env, manager)
+    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
+        await km.restart_kernel()
+        assert await printed(found, "print('kept' in globals())") == "False\n"
+        assert not images(jupyter_env)
+
+
+async def test_nobody_asks_for_it_and_the_next_server_has_it(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    kernel = await left_one(jupyter_env, manager)
+    async with notebook(jupyter_env, manager, kernel) as km:
+        await end_with_server(km)
+    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
+        assert "1\n" in await printed(found, "print(kept)")
+        # What was its slice's, and its server's, is the new ones'; its history goes on.
+        code = "import os; print(os.path.isdir(os.environ['GPU_POOL_RESIZE_DIR']))"
+        assert await printed(found, code) == "True\n"
+        assert await printed(found, "get_ipython().history_manager.writeout_cache(); print(2)") == "2\n"
+
+
+async def test_a_start_that_fails_leaves_it_to_the_next(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = await left_one(jupyter_env, manager)
+
+    async def fails(*_: object, **__: object) -> None:
+        raise OSError("no port is free")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SessionDriver, "open", fails)
+        with pytest.raises(OSError, match="no port is free"):
+            await notebook(jupyter_env, manager, kernel).__aenter__()
+    async with notebook(jupyter_env, manager, kernel) as km:
+        assert km.provisioner.session.state is State.HIBERNATED
+
+
+async def test_one_that_nobody_watches_begins_anew(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    kernel = await left_one(jupyter_env, manager)
+    unwatched = manager(kernel)
+    path = str(jupyter_env.folder / "notebooks" / "week1.ipynb")
+    spec = jupyter_env.folder / "data" / "kernels" / kernel / "kernel.json"
+    spec.write_text(spec.read_text().replace('"unattended": false', '"unattended": true'))
+    await unwatched.start_kernel(env={**os.environ, "JPY_SESSION_NAME": path})
+    assert await answer(unwatched, "print('kept' in globals())") == "False\n"
+    assert len(images(jupyter_env)) == 1
+
+
+async def test_of_two_servers_one_has_it(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    kernel = await left_one(jupyter_env, manager)
+    async with notebook(jupyter_env, manager, kernel) as one, notebook(jupyter_env, manager, kernel) as other:
+        assert one.provisioner.session.state is State.HIBERNATED
+        async with frontend(other) as found:
+            assert await printed(found, "print('kept' in globals())") == "False\n"
+        async with frontend(one) as found:
+            assert "1\n" in await printed(found, "print(kept)")
+
+
+async def test_another_notebook_or_kernel_has_its_own(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    kernel = await left_one(jupyter_env, manager)
+    other = install(jupyter_env, "other")
+    async with notebook(jupyter_env, manager, other) as km:
+        assert km.provisioner.session.state is not State.HIBERNATED
+    async with notebook(jupyter_env, manager, kernel, "week2.ipynb") as km:
+        assert km.provisioner.session.state is not State.HIBERNATED
+    assert len(images(jupyter_env)) == 1
+
+
+async def test_one_whose_file_changed_says_so_and_stays(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\n")
+    kernel = await left_one(jupyter_env, manager, f"kept = open({str(log)!r})")
+    log.write_text("one\ntwo\n")
+    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
+        cell = await found.run("print(kept.readline())").done()
+        assert cell.status == "error"
+        assert f"the file {log} changed" in "".join(cell.outputs)
+        await eventually(jupyter_env.is_empty)
+        log.write_text("one\n")
+        assert "one\n" in await printed(found, "print(kept.readline())")
+
+
+async def started(env: JupyterEnv, kernel: str, code: str) -> asyncio.subprocess.Process:
+    """Start a server's process that runs a cell; see :data:`STARTER`."""
+    path = str(env.folder / "notebooks" / "week1.ipynb")
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", STARTER, kernel, path, code)
+
+
+async def test_a_killed_server_leaves_what_sleeps(jupyter_env: JupyterEnv, manager: Managers) -> None:
+    kernel = install(jupyter_env, hibernate_after=0.3)
+    starter = await started(jupyter_env, kernel, "kept = 1")
+    await starter.wait()
+    await eventually(jupyter_env.is_empty)
+    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
+        assert "1\n" in await printed(found, "print(kept)")
+
+
+async def test_a_server_that_is_killed_while_a_kernel_comes_back_leaves_one_of_it(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    begun, may = tmp_path / "begun", tmp_path / "may"
+    program = tmp_path / "criu"
+    program.write_text(
+        f"#!/bin/sh\nif [ $1 = restore ]; then touch {begun}; while [ ! -e {may} ]; do sleep 0.02; done; fi\n"
+        f'exec {CRIU} "$@"\n'
+    )
+    program.chmod(0o755)
+    # The thread of a kernel that goes on says so.
+    goes_on, log = tmp_path / "goes on", tmp_path / "log"
+    code = f"""
+import threading, time
+from pathlib import Path
+def says():
+    while True:
+        time.sleep(0.01)
+        if Path({str(goes_on)!r}).exists(): Path({str(log)!r}).touch()
+threading.Thread(target=says, daemon=True).start()
+kept = 1
+"""
+    kernel = await left_one(jupyter_env, manager, code, criu=str(program))
+    starter = await started(jupyter_env, kernel, "kept")
+    await eventually(in_time(begun.exists))
+    words = ("restore", str(jupyter_env.folder), "keeper.py")
+    keeper = next(
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if all(word in " ".join(each.info["cmdline"] or ()) for word in words)
+    )
+    kill(starter.pid)
+    await starter.wait()
+    async with notebook(jupyter_env, manager, kernel) as km:  # it is still held
+        assert km.provisioner.session.state is not State.HIBERNATED
+    may.touch()
+    await eventually(in_time(lambda: not keeper.is_running()))
+    goes_on.touch()
+    async with notebook(jupyter_env, manager, kernel) as km:
+        assert km.provisioner.session.state is State.HIBERNATED
+        assert not log.exists()
+        async with frontend(km) as found:
+            assert "1\n" in await printed(found, "print(kept)")
+            await eventually(in_time(log.exists))
+
+
+def in_time(is_so: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def looks() -> bool:
+        return is_so()
+
+    return looks
+
+
+async def test_a_kernel_whose_program_is_missing_ends_nobody_else(jupyter_env: JupyterEnv) -> None:
+    """The kernel has no process then, and its server leads a process group."""
+    argv = ["/nowhere/python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    starter = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STARTER, install(jupyter_env, argv=argv), "", ""),
+        start_new_session=True,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await starter.communicate()
+    assert starter.returncode == 1
+    assert b"FileNotFoundError" in said
+
+
+async def test_one_that_works_ends_with_its_server_and_it_is_said(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    kernel = install(jupyter_env)
+    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
+        await found.run("import time\nprint(1, flush=True)\ntime.sleep(600)").shows("1")
+        assert await km.provisioner.leave_image() == "It was at work."
+        await km.shutdown_kernel(now=True)
+    assert not images(jupyter_env)
