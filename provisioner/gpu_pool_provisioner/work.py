@@ -62,25 +62,37 @@ _CHANGE: Final = (
     "__import__('importlib').import_module('.extension', get_ipython().find_line_magic('gpu').__module__"
     ".rpartition('.')[0]).take_changes({!r})"
 )
-#: Others write to the file of IPython's history meanwhile, and what is open on disk must not have changed.
-_HISTORY: Final = "exec({!r}, {{'ipython': get_ipython()}})"
-_CLOSE_HISTORY: Final = _HISTORY.format(
+#: Code that is run in a kernel with its ``ipython``. It closes before it sleeps, and opens when it wakes, the
+#: file of IPython's history, to which others write meanwhile (what is open must not change), and ipykernel's own
+#: port, at which the output of forked children comes in (``IOPubThread``): others may get it.
+_IN_KERNEL: Final = "exec({!r}, {{'ipython': get_ipython()}})"
+_CLOSE: Final = _IN_KERNEL.format(
     "history = ipython.history_manager\n"
     "if history is not None and history.enabled:\n"
-    "    history.save_thread.stop()\n"
+    "    if history.save_thread is not None:\n"  # as after a fork
+    "        history.save_thread.stop()\n"
     "    history.writeout_cache()\n"
     "    history.db.close()\n"
+    "thread = ipython.kernel.iopub_thread\n"
+    "if hasattr(thread, '_pipe_in'):\n"
+    "    closed = __import__('threading').Event()\n"
+    "    thread.io_loop.add_callback(lambda: (thread._pipe_in.close(), closed.set()))\n"
+    "    closed.wait(2)\n"
 )
-_OPEN_HISTORY: Final = _HISTORY.format(
+_OPEN: Final = _IN_KERNEL.format(
     "history = ipython.history_manager\n"
     "if history is not None and history.enabled:\n"
     "    history.init_db()\n"
-    "    history.save_thread = type(history.save_thread)(history)\n"
-    "    history.save_thread.start()\n"
+    "    if history.save_thread is not None:\n"
+    "        history.save_thread = type(history.save_thread)(history)\n"
+    "        history.save_thread.start()\n"
+    "thread = ipython.kernel.iopub_thread\n"
+    "if hasattr(thread, '_pipe_in'):\n"
+    "    thread.io_loop.add_callback(thread._setup_pipe_in)\n"
 )
 #: What a kernel publishes to say how many variables its user has made, and the code that lets it.
 _VARIABLES: Final = "gpu_pool_variables"
-_COUNT_VARIABLES: Final = _HISTORY.format(
+_COUNT_VARIABLES: Final = _IN_KERNEL.format(
     "own = [name for name, value in ipython.user_ns.items() if name not in ipython.user_ns_hidden\n"
     "       and name[:1] != '_' and type(value) is not type(__import__('sys'))]\n"
     "kernel = ipython.kernel\n"
@@ -346,7 +358,7 @@ class KernelWork:
             return events.NotHibernated()
         if kept.record is not None:
             await self._note(kept, kept.record, run)
-        run.relay.run_silently(_CLOSE_HISTORY)
+        run.relay.run_silently(_CLOSE)
         await run.relay.is_idle(_ANSWERS_WITHIN)
         if self._following is not None:
             self._following.cancel()
@@ -423,7 +435,7 @@ class KernelWork:
         return events.Woken()
 
     def _goes_on(self, run: ProcessRun) -> None:
-        run.relay.run_silently(_OPEN_HISTORY)
+        run.relay.run_silently(_OPEN)
         self._follow(run)
 
     async def _resize(self, size: str) -> events.Event:

@@ -188,7 +188,8 @@ async def test_what_others_write_to_the_history_meanwhile_does_not_keep_it_aslee
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     async with sleeper(jupyter_env, manager) as (km, page):
-        await printed(page, "kept = 1")
+        # IPython stops the thread that writes it at each fork.
+        await printed(page, "import os; kept = 1; os.waitpid(os.fork() or os._exit(0), 0);")
         await asleep(km)
         other = manager(jupyter_env.install("other", "40%"))
         await other.start_kernel()
@@ -280,6 +281,25 @@ async def test_the_ports_at_which_it_listens_are_kept_while_it_sleeps(
         await printed(page, "server")
         with socket.create_connection(("127.0.0.1", port)):
             assert await printed(page, "print(server.accept()[1][0])") == "127.0.0.1\n"
+
+
+async def test_a_kernel_has_no_port_of_its_own_while_it_sleeps_and_hears_its_children_when_it_wakes(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    forks = """
+import os
+child = os.fork()
+if child == 0:
+    print('from the child', flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await page.run(forks).shows("from the child")
+        await asleep(km)
+        (image,) = images(jupyter_env)
+        assert json.loads((image / "header.json").read_text())["listens"] == []
+        await page.run(forks).shows("from the child")
 
 
 async def test_a_port_that_is_taken_meanwhile_is_told_of_and_nothing_is_lost(
