@@ -22,10 +22,11 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from gpu_pool_client._pods import last_output
 from gpu_pool_kernels.inkernel.job import hold_ports
+from gpu_pool_provisioner.launchers.supervised import SupervisorAway
 from support.cgroups import limited_memory
 from support.frameworks import write_torch
 from support.other_environment import without_our_packages
-from support.pools import eventually
+from support.pools import eventually, until
 from support.supervisors import IS_FORKED, children_of, parent_of, supervised, write_supervisor
 
 TINY = (sys.executable, str(Path(__file__).parents[1] / "support/tiny_kernel.py"), "{connection_file}")
@@ -329,6 +330,28 @@ async def test_a_kernel_that_ignores_the_order_to_end_is_killed(tmp_path: Path) 
         pod.process.terminate()
         assert await pod.ended() == 128 + signal.SIGKILL
         assert parent_of(pid) == 0
+
+
+async def test_of_a_job_whose_processes_are_all_told_to_end_nobody_hears_that_its_kernel_died(
+    tmp_path: Path,
+) -> None:
+    """Slurm does that where a job's time is over, in any order, and says why itself."""
+    async with supervised(tmp_path, "--settle", "600") as pod:
+        control = await pod.connect()
+        pid = await pod.pid()
+        os.kill(pid, signal.SIGTERM)
+        await until(lambda: not Path(f"/proc/{pid}").exists())  # it was waited for
+        pod.process.terminate()
+        with pytest.raises(SupervisorAway):
+            await control.exited()
+        assert await pod.ended() == 128 + signal.SIGTERM
+
+
+async def test_of_a_kernel_that_was_told_to_end_alone_it_is_heard(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as pod:
+        control = await pod.connect()
+        os.kill(await pod.pid(), signal.SIGTERM)
+        assert await control.exited() == -signal.SIGTERM
 
 
 async def test_an_order_to_end_comes_before_the_first_kernel(tmp_path: Path) -> None:

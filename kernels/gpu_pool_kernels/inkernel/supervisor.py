@@ -78,8 +78,9 @@ class Kernel:
         #: Why it was not forked; empty if it was.
         self.cold = cold
         self.began_at = time.monotonic()
-        #: How it has ended: its exit status, or minus the signal.
+        #: How it has ended: its exit status, or minus the signal; and what was not told of that yet.
         self.status = None  # type: int | None
+        self.untold = None  # type: dict[str, Any] | None
         self.is_bound = False
         #: When it had bound its ports, of ``time.monotonic()``.
         self.bound_at = float("inf")
@@ -195,6 +196,7 @@ class Supervisor:
         while True:
             self._pass_on_signals(readable)
             self._wait_for_ended()
+            self._tell_end()
             for connection, message in self._control.asked(readable) if self._control else ():
                 self._answer(connection, message)
             self._follow_templates(readable)
@@ -219,7 +221,7 @@ class Supervisor:
     def _wait(self) -> float:
         """Return after how many seconds there is something to do that no descriptor tells."""
         kernel = self._kernel
-        if self._killed_at is not None:
+        if self._killed_at is not None or (kernel is not None and kernel.untold is not None):
             return _LOOK_OFTEN
         if self._prepared_until is not None:
             left = max(0.0, self._prepared_until - time.monotonic())
@@ -305,11 +307,24 @@ class Supervisor:
             "out_of_memory": out_of_memory,
             "last": self._words.told(),
         }  # type: dict[str, Any]
-        # Of a kernel that ends with its pod, whoever has ended that knows why.
-        if self._control is not None and self._killed_at is None:
-            self._control.tell(told)
+        kernel.untold = told
+        self._tell_end()
         if not kernel.is_bound and not self._is_wanted:
             self._reply({"failed": f"it ended with status {status} before it listened"})
+
+    def _tell_end(self) -> None:
+        """Tell how the kernel has ended, unless it ends with its pod: whoever has ended that knows why.
+
+        Who ends all processes of a job may send the kernel its SIGTERM a moment before this process.
+        """
+        kernel = self._kernel
+        if kernel is None or kernel.untold is None or self._killed_at is not None:
+            return
+        if kernel.status == -signal.SIGTERM and time.monotonic() < self._ended_at + self._settings.settle:
+            return
+        if self._control is not None:
+            self._control.tell(kernel.untold)
+        kernel.untold = None
 
     # -- The kernel ----------------------------------------------------------
 
@@ -514,6 +529,9 @@ def main(variables: "Mapping[str, str] | None" = None) -> None:
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--linger", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--alone", type=float, metavar="SECONDS", help="without its server until it ends")
+    parser.add_argument(
+        "--settle", type=float, default=0.5, metavar="SECONDS", help="from the kernel's SIGTERM to this one's"
+    )
     parser.add_argument("--grace", type=float, default=1.5, metavar="SECONDS", help="from SIGTERM to SIGKILL")
     words = sys.argv[2:]
     place = words.index("--") if "--" in words else len(words)
