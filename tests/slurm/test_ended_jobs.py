@@ -40,7 +40,9 @@ async def _ended_as(login: Login) -> tuple[str, str]:
     return lease.reason, lease.note
 
 
-async def test_a_job_that_reaches_its_time_limit_is_in_the_history_with_what_to_do(login: Login) -> None:
+async def test_a_job_that_reaches_its_time_limit_says_so_and_the_next_cell_has_a_new_one(
+    login: Login,
+) -> None:
     manager = await login.start("40%")
     async with frontend(manager) as page:
         await page.run("1").done()
@@ -53,6 +55,9 @@ async def test_a_job_that_reaches_its_time_limit_is_in_the_history_with_what_to_
             f"Slurm job {job} reached its time limit. Its course, or c.SlurmSettings.time, can give it more."
         )
         assert await _ended_as(login) == (EndReason.TAKEN.value, told)
+        await cell.shows(f"The kernel was ended. {told} {_GOES_ON}")
+        assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
+        assert login.jobs() not in ([], [job])
 
 
 def _cannot_limit_memory() -> str:

@@ -14,10 +14,13 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
-from .reverse_tunnel import begin as begin_tunnel
-
+#: Seconds until a tunnel is begun: by then the server has connected to this node where it can, and the kernel
+#: has started without that process beside it.
+_TUNNEL_AFTER = 1.0
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port", "supervisor")
 
 
@@ -35,6 +38,29 @@ def hold_ports() -> "tuple[dict[str, int], list[socket.socket]]":
         os.register_at_fork(after_in_child=each.close)
     ports = {name: each.getsockname()[1] for name, each in zip(_PORTS, sockets)}  # noqa: B905 - Python 3.8
     return ports, sockets
+
+
+def begin_tunnel(told: "dict[str, Any]") -> None:
+    """Be the job's end of a reverse tunnel, in a process of its own, for as long as this one lives.
+
+    This one must not have begun another thread.
+    """
+    parent = os.getpid()
+    if os.fork():
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(nowhere, standard)
+        time.sleep(_TUNNEL_AFTER)
+        # Imported here, with asyncio, since most jobs need neither.
+        import asyncio
+
+        from .reverse_tunnel import run
+
+        asyncio.run(run(told, parent))
+    finally:
+        os._exit(0)
 
 
 def main() -> None:

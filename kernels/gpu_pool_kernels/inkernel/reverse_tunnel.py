@@ -14,16 +14,12 @@ import hmac
 import os
 import secrets
 import socket
-import time
 from typing import Any, Tuple  # noqa: UP035 - for Python 3.8
 
 Streams = Tuple[asyncio.StreamReader, asyncio.StreamWriter]  # noqa: UP006
 
 #: Seconds for a server to answer.
 _ANSWERS_WITHIN = 10.0
-#: Seconds until the server is asked: by then it has connected to this node where it can, and the kernel has
-#: started without this process beside it.
-_BEGINS_AFTER = 1.0
 #: Seconds between two attempts to reach a server that does not answer, and between two looks at whether the
 #: supervisor is still there: nobody tells of its end.
 _AGAIN_AFTER = 1.0
@@ -132,7 +128,7 @@ def keep_alive(writer: asyncio.StreamWriter) -> None:
             found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-async def _run(told: "dict[str, Any]", parent: int) -> None:
+async def run(told: "dict[str, Any]", parent: int) -> None:
     """Be there for the server until the supervisor, whose process this is beside, has ended."""
     serving = None
     while os.getppid() == parent:
@@ -143,21 +139,3 @@ async def _run(told: "dict[str, Any]", parent: int) -> None:
         await asyncio.wait({serving}, timeout=_AGAIN_AFTER)
         if serving.done():
             await asyncio.sleep(_AGAIN_AFTER)
-
-
-def begin(told: "dict[str, Any]") -> None:
-    """Be the job's end of a tunnel, in a process of its own, for as long as this one lives.
-
-    This one must not have begun another thread.
-    """
-    parent = os.getpid()
-    if os.fork():
-        return
-    try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for standard in range(3):
-            os.dup2(nowhere, standard)
-        time.sleep(_BEGINS_AFTER)
-        asyncio.run(_run(told, parent))
-    finally:
-        os._exit(0)
