@@ -52,6 +52,9 @@ _UNKNOWN: Final = (State.ASKING, State.ENDING)
 #: Seconds for which a start whose slice is held waits for the kernel's process.
 _LAUNCHED_WITHIN: Final = 5.0
 _AT_WORK: Final = "It was at work."
+_NOT_PARKED: Final = "It was at work, or it keeps something on the GPU, or its pool did not answer."
+#: States of a kernel that runs a moment later, or has no slice.
+_ABOUT_TO_RUN: Final = (State.PARKING, State.STARTING, State.WAKING)
 #: Kernels that are named at most to one that waits, and those of this process that may be.
 _MOST_NAMED: Final = 3
 _named: Final[weakref.WeakSet[SessionDriver]] = weakref.WeakSet()
@@ -328,7 +331,8 @@ class SessionDriver:
         """
         if self.resize_requests is not None:
             self.resize_requests.close()  # what a kernel has open must be there when it comes back
-        while self.session.state is State.PARKING:
+        self._do.why_awake = ""
+        while self.session.state in _ABOUT_TO_RUN:
             await self._changed.wait()
         if self._do.run is not None and self._do.run.relay.busy:
             return _AT_WORK
@@ -338,7 +342,7 @@ class SessionDriver:
             await self._changed.wait()
         if self.kept is not None and self.kept.leave_image():
             return ""
-        return self._do.why_awake or _AT_WORK
+        return self._do.why_awake or _NOT_PARKED
 
     @property
     def _goes_to_sleep(self) -> bool:

@@ -6,7 +6,6 @@ however the process ends, and whoever makes a folder first removes those beside 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import functools
 import os
@@ -42,11 +41,11 @@ class HeldFolder:
 
         Raises ``OSError``: ``FileExistsError`` where somebody has that now.
         """
-        remove_abandoned(str(Path(path).parent), name)
-        Path(path).mkdir(0o700)
-        held = _hold(path)
-        if held is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        held = None
+        while held is None:
+            remove_abandoned(str(Path(path).parent), name)
+            Path(path).mkdir(0o700)
+            held = _hold(path)
         folder = cls.__new__(cls)
         folder.path = path
         folder.close = weakref.finalize(folder, _remove, path, held, os.getpid())
@@ -78,10 +77,17 @@ def _hold(path: str) -> int | None:
         return None
     with suppress(OSError):  # without locks nobody can tell that it is abandoned: it is left alone
         fcntl.flock(held, fcntl.LOCK_EX)
-    if Path(path).is_dir():
+    if _is_at(path, held):
         return held
     os.close(held)
     return None
+
+
+def _is_at(path: str, held: int) -> bool:
+    """Whether the folder at a path is the one that is held."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(held), os.lstat(path))
+    return False
 
 
 def _remove(path: str, held: int, pid: int) -> None:
@@ -110,7 +116,7 @@ def hold_left(path: str) -> int | None:
     try:
         if os.fstat(folder).st_uid == os.getuid():
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if Path(path).is_dir():  # nobody has removed it meanwhile
+            if _is_at(path, folder):  # nobody has removed it meanwhile, or made another one
                 return folder
     except OSError:  # it is held, or there are no locks
         pass

@@ -74,7 +74,9 @@ _CLOSE: Final = _IN_KERNEL.format(
     "    history.writeout_cache()\n"
     "    history.db.close()\n"
     "thread = ipython.kernel.iopub_thread\n"
-    "if hasattr(thread, '_pipe_in'):\n"
+    # Forked children have it as well, and write to it when they come back.
+    "of_threads = __import__('glob').glob('/proc/self/task/*/children')\n"
+    "if hasattr(thread, '_pipe_in') and not any(open(each).read() for each in of_threads):\n"
     "    closed = __import__('threading').Event()\n"
     "    thread.io_loop.add_callback(lambda: (thread._pipe_in.close(), closed.set()))\n"
     "    closed.wait(2)\n"
@@ -87,7 +89,7 @@ _OPEN: Final = _IN_KERNEL.format(
     "        history.save_thread = type(history.save_thread)(history)\n"
     "        history.save_thread.start()\n"
     "thread = ipython.kernel.iopub_thread\n"
-    "if hasattr(thread, '_pipe_in'):\n"
+    "if hasattr(thread, '_pipe_in') and thread._pipe_in.closed():\n"
     "    thread.io_loop.add_callback(thread._setup_pipe_in)\n"
 )
 #: What a kernel publishes to say how many variables its user has made, and the code that lets it.
@@ -378,7 +380,7 @@ class KernelWork:
         run.relay.messages[_VARIABLES] = lambda content: None if said.done() else said.set_result(content)
         run.relay.run_silently(_COUNT_VARIABLES)
         with suppress(asyncio.TimeoutError):
-            count = (await asyncio.wait_for(said, _LAST_WITHIN)).get("count")
+            count = (await asyncio.wait_for(said, _ANSWERS_WITHIN)).get("count")
             kept.record = replace(record, count=count if isinstance(count, int) else None)
 
     async def _stays_awake(self, kept: KeptKernel, run: ProcessRun, why: str) -> events.Event:

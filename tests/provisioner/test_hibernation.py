@@ -283,10 +283,7 @@ async def test_the_ports_at_which_it_listens_are_kept_while_it_sleeps(
             assert await printed(page, "print(server.accept()[1][0])") == "127.0.0.1\n"
 
 
-async def test_a_kernel_has_no_port_of_its_own_while_it_sleeps_and_hears_its_children_when_it_wakes(
-    jupyter_env: JupyterEnv, manager: Managers
-) -> None:
-    forks = """
+FORKS = """
 import os
 child = os.fork()
 if child == 0:
@@ -294,12 +291,37 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 """
+
+
+async def test_a_kernel_has_no_port_of_its_own_while_it_sleeps_and_hears_its_children_when_it_wakes(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
     async with sleeper(jupyter_env, manager) as (km, page):
-        await page.run(forks).shows("from the child")
+        await page.run(FORKS).shows("from the child")
         await asleep(km)
         (image,) = images(jupyter_env)
         assert json.loads((image / "header.json").read_text())["listens"] == []
-        await page.run(forks).shows("from the child")
+        await page.run(FORKS).shows("from the child")
+
+
+async def test_what_children_of_before_write_is_heard_when_they_come_back(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    older = """
+import os
+hears, tells = os.pipe()
+if os.fork() == 0:
+    os.close(tells)
+    os.read(hears, 1)
+    print('from an older child', flush=True)
+    os._exit(0)
+"""
+    async with sleeper(jupyter_env, manager) as (km, page):
+        forked = await page.run(older).done()
+        await asleep(km)
+        await page.run("os.close(tells); os.wait()").done()
+        await forked.shows("from an older child")
+        await page.run(FORKS).shows("from the child")
 
 
 async def test_a_port_that_is_taken_meanwhile_is_told_of_and_nothing_is_lost(

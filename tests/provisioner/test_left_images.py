@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpu_pool_provisioner.folders import HeldFolder
+from gpu_pool_provisioner.folders import HeldFolder, hold_left
 from gpu_pool_provisioner.hibernation import left
+from gpu_pool_provisioner.hibernation.images import taken_bytes
 from gpu_pool_provisioner.hibernation.left import KEPT_FOR, LeftImage, Owner, Record
 
 ADA = Owner(0, "ada", "/home/ada/week1.ipynb", "python3-gpu")
@@ -72,11 +76,54 @@ def test_one_whose_notebook_is_renamed_is_found_by_its_new_name(parent: str) -> 
 
 def test_what_nobody_asks_for_in_a_week_is_removed_unless_somebody_holds_it(parent: str) -> None:
     leave(parent, replace(ADA, kernel="other"), at=1000.0)
-    held = leave(parent, at=1000.0)
-    left.remove_expired(parent, 1000.0 + KEPT_FOR)
+    held, now = leave(parent, at=1000.0), time.time()
+    left.remove_expired(parent, now + KEPT_FOR - 60)
     assert len(list(Path(parent).iterdir())) == 2
-    left.remove_expired(parent, 1000.0 + KEPT_FOR + 1)
+    left.remove_expired(parent, now + KEPT_FOR + 60)
     assert [str(each) for each in Path(parent).iterdir()] == [held.path]
+
+
+def test_a_week_begins_anew_when_somebody_had_it(parent: str) -> None:
+    path = leave(parent).path
+    os.utime(path, (1000.0, 1000.0))
+    left.claim(parent, ADA)
+    left.remove_expired(parent, time.time() + KEPT_FOR - 60)
+    assert left.claim(parent, ADA) is not None
+
+
+def test_one_that_is_made_anew_meanwhile_is_not_taken_for_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = HeldFolder(tmp_path, "kept-")
+    old = folder.path
+
+    def made_anew(held: int, how: int) -> None:
+        Path(old).rename(tmp_path / "old")
+        Path(old).mkdir()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", made_anew)
+        assert hold_left(old) is None
+    assert Path(old).is_dir()
+
+
+def test_what_a_folder_takes_is_told_while_things_go(parent: str) -> None:
+    taken = set[int]()
+    writing = True
+
+    def rename() -> None:
+        while writing:
+            image = leave(parent)
+            image.remove()
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    try:
+        taken = {taken_bytes(parent) for _ in range(2000)}
+    finally:
+        writing = False
+        thread.join()
+    assert max(taken) < 4 << 20
 
 
 def test_none_is_taken_from_a_folder_where_others_write(parent: str) -> None:

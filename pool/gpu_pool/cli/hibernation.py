@@ -107,7 +107,7 @@ def _settings() -> list[tuple[str, str]]:
         return []
     for each in specs.values():
         config = (each["spec"].get("metadata", {}).get("kernel_provisioner") or {}).get("config") or {}
-        if config.get("hibernate_after"):
+        if config.get("hibernate_after") or config.get("hibernate_with_server"):
             found.append((str(config.get("criu") or "criu"), str(config.get("hibernation_folder") or "")))
     return found
 

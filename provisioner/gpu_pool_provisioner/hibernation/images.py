@@ -171,12 +171,14 @@ def free_bytes(folder: str) -> int:
 
 
 def taken_bytes(folder: str) -> int:
-    """Return how many bytes the images in a folder take, those being written too. Raises ``OSError``."""
-    sizes = 0
-    for each in Path(folder).glob("*/*/*"):
-        with suppress(FileNotFoundError):  # one that has been woken meanwhile
-            sizes += each.lstat().st_size
-    return sizes
+    """Return how many bytes a folder takes with all that is in it; what goes meanwhile may count or not."""
+    taken = 0
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        for each in found:
+            with suppress(FileNotFoundError):
+                is_folder = each.is_dir(follow_symlinks=False)
+                taken += taken_bytes(each.path) if is_folder else each.stat(follow_symlinks=False).st_size
+    return taken
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -225,7 +227,10 @@ def _listens(pids: Iterable[int]) -> list[tuple[str, int]]:
     found: set[tuple[str, int]] = set()
     for pid in pids:
         with suppress(psutil.Error):  # it has ended
-            for each in psutil.Process(pid).net_connections("tcp"):
+            process = psutil.Process(pid)
+            # Before psutil 6 it has another name.
+            connections = getattr(process, "net_connections", None) or process.connections
+            for each in connections("tcp"):
                 if each.status == psutil.CONN_LISTEN:
                     found.add((each.laddr.ip, each.laddr.port))
     return sorted(found)

@@ -87,6 +87,11 @@ def _first_error(log: str) -> str:
     return f"{told[0].strip().rstrip('.')[:300]}." if told else "it does not say why."
 
 
+#: The folders of kernels of this process that are being written, and the bytes that each may take.
+_reserved: Final[dict[int, tuple[str, int]]] = {}
+_reserving: Final = threading.Lock()
+
+
 class KeptKernel:
     """One kernel that may sleep, and each process that it has had: jupyter_client's view of it as well."""
 
@@ -99,6 +104,8 @@ class KeptKernel:
         #: Its image, where that outlives this process, and whether it is left to the next one.
         self._left: left.LeftImage | None = None
         self._is_left = False
+        #: Whether it goes on from its image, or did since it slept last: the image is nobody's then.
+        self._goes_on = False
         #: What the next server must know of it; None where its images end with this process.
         self.record: left.Record | None = None
         #: What changes in its environment where it goes on from another server's image.
@@ -234,44 +241,69 @@ class KeptKernel:
             folder.rename(image)
             await asyncio.to_thread(images.sync_folder, image.parent)
             if self.record is not None and self._folder is not None:
-                record = replace(self.record, at=time.time())
-                self._left = await asyncio.to_thread(left.leave, self._folder, record)
-                self._folder = None
-        except BaseException as error:
+                await self._leave_folder(self._folder, replace(self.record, at=time.time()))
+        except StaysAwakeError:
             self.remove_image()
-            if isinstance(error, OSError):
-                raise StaysAwakeError(f"it could not be written ({error.strerror or error}).") from error
+            raise
+        except OSError as error:
+            self.remove_image()
+            raise StaysAwakeError(f"it could not be written ({error.strerror or error}).") from error
+        except Exception as error:  # a mistake of ours must not end a kernel that was idle
+            self.remove_image()
+            get_logger().exception("A kernel was not written to disk")
+            raise StaysAwakeError(f"it could not be written ({error!r}).") from error
+        except BaseException:
+            self.remove_image()
             raise
         finally:
+            _reserved.pop(id(self), None)
             if not self._image_is_whole:
                 self._go_on()
+        self._goes_on = False
         self.kill()
         await asyncio.to_thread(self.wait)
         with contextlib.suppress(CannotWakeError):  # somebody was faster, and may have ended when it wakes
             self._ports = _hold(header.listens)
         return header.size
 
+    async def _leave_folder(self, folder: HeldFolder, record: left.Record) -> None:
+        """Let the image outlive this process. Given up meanwhile, it is known all the same, to be removed."""
+        leaving = asyncio.ensure_future(asyncio.to_thread(left.leave, folder, record))
+        try:
+            await asyncio.shield(leaving)
+        finally:
+            await asyncio.wait({leaving})
+            if leaving.exception() is None:
+                self._left, self._folder = leaving.result(), None
+
     def _prepared(self) -> Path:
         """Return the folder into which CRIU writes. Raises ``OSError`` and ``StaysAwakeError``."""
         Path(self._parent).mkdir(0o700, parents=True, exist_ok=True)
-        needs, free = images.needs_bytes(self.pid), images.free_bytes(self._parent)
+        self._folder = self._folder or HeldFolder(self._parent, "asleep-")
+        with _reserving:  # several go to disk at once when a server ends
+            self._reserve(self._folder)
+        folder = Path(self._folder.path) / "image.new"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(0o700)
+        return folder
+
+    def _reserve(self, folder: HeldFolder) -> None:
+        """Note that it is about to take room. Raises ``OSError``, and ``StaysAwakeError`` for too little."""
+        others = sum(max(0, needs - images.taken_bytes(path)) for path, needs in _reserved.values())
+        needs, free = images.needs_bytes(self.pid), images.free_bytes(self._parent) - others
         if needs > free:
             raise StaysAwakeError(
                 f"it has {memory_in_words(needs // _MIB)} of memory, and the disk has "
-                f"{memory_in_words(free // _MIB)} left."
+                f"{memory_in_words(max(0, free) // _MIB)} left."
             )
-        room = self._most - images.taken_bytes(self._parent) if self._most else needs
+        room = self._most - images.taken_bytes(self._parent) - others if self._most else needs
         if needs > room:
             raise StaysAwakeError(
                 f"it has {memory_in_words(needs // _MIB)} of memory, and of the "
                 f"{memory_in_words(self._most // _MIB)} that kernels may take on disk "
                 f"{memory_in_words(max(0, room) // _MIB)} are left."
             )
-        self._folder = self._folder or HeldFolder(self._parent, "asleep-")
-        folder = Path(self._folder.path) / "image.new"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(0o700)
-        return folder
+        _reserved[id(self)] = folder.path, needs
 
     async def _dumped(self, folder: Path) -> str | None:
         """Let CRIU write the kernel, and leave it stopped; return what is wrong, if anything."""
@@ -318,7 +350,16 @@ class KeptKernel:
 
         Raises ``CannotWakeError``: then it sleeps on.
         """
-        image = self._image
+        if self._is_left:
+            raise CannotWakeError("its server ends, and the next one goes on with it.")
+        self._goes_on = True
+        try:
+            return await self._woken(self._image)
+        except BaseException:
+            self._goes_on = False
+            raise
+
+    async def _woken(self, image: Path) -> int:
         header = await asyncio.to_thread(images.checked, image)
         self._ports = self._ports or _hold(header.listens)
         _share(self._ports)
@@ -366,8 +407,13 @@ class KeptKernel:
             await asyncio.to_thread(self._left.belong_to, owner)
 
     def leave_image(self) -> bool:
-        """Leave its image to the next server from now on, whatever happens; return whether there is one."""
-        self._is_left = self._left is not None
+        """Leave its image to the next server from now on, and do not wake; return whether there is one.
+
+        There is none any more of a kernel that goes on from it already: there are never two of one kernel.
+        """
+        if self._left is not None and not self._goes_on:
+            self._is_left = True
+            self._left.note_use()
         return self._is_left
 
     def remove_image(self) -> None:

@@ -80,6 +80,12 @@ class LeftImage:
         self.held = held
         self.record = record
         self._release = weakref.finalize(self, os.close, held)
+        self.note_use()
+
+    def note_use(self) -> None:
+        """Note that somebody has it now: from then on it counts how long nobody has asked for it."""
+        with suppress(OSError):
+            os.utime(self.path)
 
     @property
     def mib(self) -> int:
@@ -154,10 +160,9 @@ def claim(parent: str, owner: Owner) -> LeftImage | None:
 
 def remove_expired(parent: str, now: float) -> None:
     """Remove the images that nobody has asked for in a week, and what is left of others. Blocks."""
-    for path, record in _found(parent):
+    for path, _ in _found(parent):
         with suppress(OSError):
-            at = record.at if record is not None else Path(path).stat().st_mtime
-            if now - at > KEPT_FOR:
+            if now - Path(path).stat().st_mtime > KEPT_FOR:
                 _remove(path)
 
 

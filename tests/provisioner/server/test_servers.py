@@ -29,7 +29,8 @@ app = SimpleNamespace(settings={"base_url": "/"}, add_handlers=lambda host, rule
 loop = SimpleNamespace(add_callback=lambda *_: None)
 contents = SimpleNamespace(register_pre_save_hook=lambda hook: None)
 server = SimpleNamespace(
-    web_app=app, io_loop=loop, kernel_spec_manager=KernelSpecManager(), contents_manager=contents
+    web_app=app, io_loop=loop, kernel_spec_manager=KernelSpecManager(), contents_manager=contents,
+    kernel_manager=SimpleNamespace(shutdown_all=None),
 )
 extension._load_jupyter_server_extension(server)
 pages = added[0][2]["pages"]
