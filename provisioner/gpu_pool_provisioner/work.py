@@ -64,7 +64,7 @@ _CHANGE: Final = (
 )
 #: Code that is run in a kernel with its ``ipython``. It closes before it sleeps, and opens when it wakes, the
 #: file of IPython's history, to which others write meanwhile (what is open must not change), and a port of
-#: ipykernel's, at which the output of forked children comes in (``IOPubThread``): others may get it.
+#: ipykernel's, at which the output of forked children comes in (in a thread of its own): others may get it.
 _IN_KERNEL: Final = "exec({!r}, {{'ipython': get_ipython()}})"
 _CLOSE: Final = _IN_KERNEL.format(
     "history = ipython.history_manager\n"
