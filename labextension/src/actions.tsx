@@ -70,8 +70,9 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
     setOutcome(null);
     try {
       const text = await call();
+      const restarts = action === 'restart' || action === 'start-fresh';
       // A restart goes through states of its own.
-      setOutcome({ text, isError: false, state: action === 'restart' ? null : of.state });
+      setOutcome({ text, isError: false, state: restarts ? null : of.state });
     } catch (error) {
       setOutcome({ text: words(error), isError: true, state: null });
     }
@@ -88,6 +89,10 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
     return (await restart())
       ? trans.__('The kernel was restarted on %1.', sizeInSentence(size, trans))
       : message;
+  };
+  const startFresh = async (): Promise<string> => {
+    await restart();
+    return trans.__('The kernel was started afresh.');
   };
   const row = (
     action: Action,
@@ -132,7 +137,13 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
             duration(seconds, trans)
           ])
         })}
-      {offered.resume && row('resume', trans.__('Take the slice again'), () => slices.resume(id))}
+      {offered.resume &&
+        row(
+          'resume',
+          slice.left_kernel ? trans.__('Continue') : trans.__('Take the slice again'),
+          () => slices.resume(id)
+        )}
+      {slice.left_kernel && row('start-fresh', trans.__('Start fresh'), startFresh)}
       {offered.resize?.sizes.length &&
         row('resize', trans.__('Change the size'), resize, sizes(offered.resize.sizes))}
       {offered.restart?.sizes.length &&

@@ -98,6 +98,8 @@ export interface ISlice {
   /** Since when the kernel is on disk, and the MiB that it takes there; missing in older servers. */
   asleep_since?: number | null;
   image_mib?: number | null;
+  /** Which kernel another server has left for it, "from yesterday 18:02 (…)"; empty for none, missing in older servers. */
+  left_kernel?: string;
   devices: IDevice[];
   node: string;
   memory: IMemory | null;

@@ -7,7 +7,7 @@ import { about, duration, endsAt, sizeName } from './texts';
 
 type Words = Pick<TranslationBundle, '__' | '_n'>;
 
-export type Kind = 'arrived' | 'ending' | 'parked' | 'ended';
+export type Kind = 'arrived' | 'ending' | 'parked' | 'ended' | 'left';
 
 export interface INotice {
   kind: Kind;
@@ -40,6 +40,8 @@ export function isCurrent(kind: Kind, slice: ISlice | null, now: number): boolea
   switch (kind) {
     case 'parked':
       return slice?.state === 'parked' || slice?.state === 'resuming';
+    case 'left':
+      return Boolean(slice?.left_kernel);
     case 'ending':
       return slice !== null && endsAt(slice, now) !== null;
     default:
@@ -49,13 +51,17 @@ export function isCurrent(kind: Kind, slice: ISlice | null, now: number): boolea
 
 /** Remembers what has been told, so that nothing is told twice. */
 export class Notices {
-  /** `longWait` is in seconds: who waited longer is told that the wait is over. */
+  /**
+   * `longWait` is in seconds: who waited longer is told that the wait is over. `openPath` is the path of what this
+   * page has of a kernel: of one that another server has left, no other page tells.
+   */
   constructor(
     private readonly trans: Words,
-    readonly longWait: () => number
+    readonly longWait: () => number,
+    readonly openPath: (kernelId: string) => string | null
   ) {}
 
-  /** Return what is new since the last call; nothing is new in the first. */
+  /** Return what is new since the last call; in the first, nothing is but kernels that another server has left. */
   of(state: IState | null, now: number): INotice[] {
     const found: INotice[] = [];
     for (const slice of state?.slices ?? []) {
@@ -67,7 +73,7 @@ export class Notices {
       if (before) {
         found.push(...this.changed(before, slice, now));
       }
-      found.push(...this.ending(slice, now));
+      found.push(...this.left(slice), ...this.ending(slice, now));
       if (!WAITS.includes(slice.state)) {
         this.since.delete(slice.kernel_id);
       }
@@ -103,6 +109,18 @@ export class Notices {
     return [];
   }
 
+  private left(slice: ISlice): INotice[] {
+    const id = slice.kernel_id;
+    const path = this.openPath(id);
+    if (!slice.left_kernel || this.offered.has(id) || path === null) {
+      return [];
+    }
+    this.offered.add(id);
+    const title = this.trans.__('Your kernel %1 is here', slice.left_kernel);
+    // The server learns a moment later which notebook it is of.
+    return [this.notice('left', { ...slice, notebook: path }, title, [])];
+  }
+
   private ending(slice: ISlice, now: number): INotice[] {
     const at = endsAt(slice, now);
     const told = this.told.get(slice.kernel_id);
@@ -135,7 +153,7 @@ export class Notices {
 
   private forget(state: IState | null): void {
     this.before = new Map(state?.slices.map(each => [each.kernel_id, each]));
-    for (const known of [this.since, this.told]) {
+    for (const known of [this.since, this.told, this.offered]) {
       for (const kernelId of known.keys()) {
         if (!this.before.has(kernelId)) {
           known.delete(kernelId);
@@ -149,4 +167,6 @@ export class Notices {
   private readonly since = new Map<string, number>();
   /** Which end a kernel's person was told of. */
   private readonly told = new Map<string, number>();
+  /** Which kernels that another server has left were told of. */
+  private readonly offered = new Set<string>();
 }

@@ -1,8 +1,12 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { Notification as Shown } from '@jupyterlab/apputils';
+import { ISessionContext, Notification as Shown } from '@jupyterlab/apputils';
+import { IDocumentWidget } from '@jupyterlab/docregistry';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
-import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/translation';
+import { DisposableDelegate, IDisposable } from '@lumino/disposable';
 
+import { isConfirmed, words } from './actions';
+import { contextOf } from './front';
 import { INotice, isCurrent, Kind, Notices } from './notices';
 import { ISlices } from './tokens';
 
@@ -13,6 +17,7 @@ interface ISettings {
   ending: boolean;
   parked: boolean;
   ended: boolean;
+  left: boolean;
   outside: boolean;
 }
 
@@ -22,18 +27,20 @@ const DEFAULTS: ISettings = {
   ending: true,
   parked: true,
   ended: true,
+  left: true,
   outside: true
 };
 
-/** Milliseconds after which news goes away by itself that asks for nothing; warnings stay until they are read. */
+/** Milliseconds after which news goes away by itself that asks for nothing; what does stays until it is read. */
 const SHORT = 15_000;
 
 /** What is shown of a kernel, by its id: the next takes the place of it, as does its end. */
 const shown = new Map<string, { id: string; kind: Kind }>();
 
-function show(notice: INotice, settings: ISettings): void {
+function show(notice: INotice, settings: ISettings, actions: Shown.IAction[]): void {
   const message = shortened(notice);
-  const options = { autoClose: notice.isWarning ? (false as const) : SHORT };
+  const stays = notice.isWarning || actions.length > 0;
+  const options = { autoClose: stays ? (false as const) : SHORT, actions };
   takeAway(notice.kernelId);
   const id = notice.isWarning ? Shown.warning(message, options) : Shown.info(message, options);
   shown.set(notice.kernelId, { id, kind: notice.kind });
@@ -63,7 +70,7 @@ function takeAwayOutdated(slices: ISlices): void {
 function shortened({ about, kind, title, text }: INotice): string {
   const file = about.split('/').pop();
   const saysItself = text && (kind === 'parked' || kind === 'ended');
-  return saysItself ? `${file}: ${text}` : `${file}: ${title}. ${text}`;
+  return saysItself ? `${file}: ${text}` : `${file}: ${title}. ${text}`.trimEnd();
 }
 
 function showOutside({ about, kernelId, kind, title, text }: INotice): void {
@@ -85,6 +92,65 @@ function isAllowed(): boolean {
   return 'Notification' in window && Notification.permission === 'granted';
 }
 
+/** The notebooks of this page, and what is done with a kernel that another server has left for one. */
+class LeftKernels {
+  constructor(
+    private readonly slices: ISlices,
+    private readonly trans: TranslationBundle
+  ) {}
+
+  /** Look after a notebook; `changed` is called when its kernel is another. */
+  add(notebook: IDocumentWidget, changed: () => void): IDisposable | void {
+    const context = contextOf(notebook);
+    if (context) {
+      this.contexts.add(context);
+      context.kernelChanged.connect(changed);
+      return new DisposableDelegate(() => this.contexts.delete(context));
+    }
+  }
+
+  /** What has the kernel. */
+  context(kernelId: string): ISessionContext | undefined {
+    return [...this.contexts].find(each => each.session?.kernel?.id === kernelId);
+  }
+
+  actions(kernelId: string): Shown.IAction[] {
+    const fresh = this.trans.__('Start fresh');
+    return [
+      {
+        label: this.trans.__('Continue'),
+        displayType: 'accent',
+        callback: () => void this.act(kernelId, () => this.slices.resume(kernelId))
+      },
+      {
+        label: fresh,
+        callback: event => {
+          event.preventDefault(); // it is shown until that is confirmed
+          void this.startFresh(kernelId, fresh);
+        }
+      }
+    ];
+  }
+
+  private async startFresh(kernelId: string, label: string): Promise<void> {
+    const slice = this.slices.slice(kernelId);
+    if (slice && (await isConfirmed(slice, 'start-fresh', label, this.trans))) {
+      await this.act(kernelId, async () => this.context(kernelId)?.restartKernel());
+    }
+  }
+
+  private async act(kernelId: string, call: () => Promise<unknown>): Promise<void> {
+    takeAway(kernelId);
+    try {
+      await call();
+    } catch (error) {
+      Shown.error(words(error));
+    }
+  }
+
+  private readonly contexts = new Set<ISessionContext>();
+}
+
 export const notificationsPlugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpu-pool:plugin',
   description: 'Tells when a GPU slice comes, ends, or is lent to others.',
@@ -99,16 +165,24 @@ export const notificationsPlugin: JupyterFrontEndPlugin<void> = {
   ) => {
     const trans = (translator ?? nullTranslator).load('jupyter_gpu_pool');
     let settings = DEFAULTS;
-    const notices = new Notices(trans, () => settings.longWait);
+    const left = new LeftKernels(slices, trans);
+    const notices = new Notices(
+      trans,
+      () => settings.longWait,
+      kernelId => left.context(kernelId)?.session?.path ?? null
+    );
     const tell = (): void => {
       takeAwayOutdated(slices);
       for (const notice of notices.of(slices.state, slices.now())) {
         if (settings[notice.kind as Kind]) {
-          show(notice, settings);
+          show(notice, settings, notice.kind === 'left' ? left.actions(notice.kernelId) : []);
         }
       }
     };
     slices.changed.connect(tell);
+    app.docRegistry.addWidgetExtension('Notebook', {
+      createNew: (notebook: IDocumentWidget) => left.add(notebook, tell)
+    });
     // An end comes nearer without a change.
     window.setInterval(tell, 30_000);
     try {

@@ -335,10 +335,20 @@ export function stale(trans: Words): string {
   return trans.__('The server does not answer. This is what was known last.');
 }
 
-export type Action = 'keep' | 'resize' | 'restart' | 'give-back' | 'resume' | 'leave-queue';
+export type Action =
+  | 'keep'
+  | 'resize'
+  | 'restart'
+  | 'start-fresh'
+  | 'give-back'
+  | 'resume'
+  | 'leave-queue';
 
 /** Whether an action loses the variables, so that it needs to be confirmed. */
 export function losesVariables(slice: ISlice, action: Action): boolean {
+  if (action === 'start-fresh') {
+    return true;
+  }
   const offered = slice.actions[action];
   return offered !== undefined && 'keeps_variables' in offered && !offered.keeps_variables;
 }
@@ -360,6 +370,8 @@ export function cost(slice: ISlice, action: Action, trans: Words): string {
       return trans.__(
         'If this size is free now, the kernel starts anew on it: all variables are lost. If not, nothing happens.'
       );
+    case 'start-fresh':
+      return trans.__('The kernel starts anew: all variables are lost, on disk, too.');
     case 'resume':
       return trans.__('Variables are kept. Running a cell does the same.');
     case 'give-back':

@@ -7,7 +7,12 @@ import { NOW, slice, trans, waiting } from './support';
 
 /** A page that hears of states, a second after each other unless told otherwise. */
 class Page {
-  notices = new Notices(trans, () => 10);
+  open: string | null = null;
+  notices = new Notices(
+    trans,
+    () => 10,
+    () => this.open
+  );
   now = NOW;
 
   hears(...slices: ISlice[]): INotice[] {
@@ -139,8 +144,30 @@ test('a state that is lost and comes back is no news', () => {
 });
 
 test('who gives way to others is not notified each time', () => {
-  const notices = new Notices(trans, () => 60);
+  const notices = new Notices(
+    trans,
+    () => 60,
+    () => null
+  );
   notices.of({ slices: [slice({ gives_way: true })], pools: [] }, NOW);
   const parked = slice({ state: 'parked', gives_way: true });
   assert.deepEqual(notices.of({ slices: [parked], pools: [] }, NOW), []);
+});
+
+test('a kernel that another server has left is told once, to the page that opens its notebook', () => {
+  const page = new Page();
+  const left = slice({ state: 'asleep', left_kernel: 'from today 9:02 (3 variables, 40 MiB)' });
+  assert.deepEqual(page.kinds(left), []);
+  page.open = 'two.ipynb';
+  const [told] = page.hears(left);
+  assert.deepEqual([told.kind, told.about], ['left', 'two.ipynb']);
+  assert.equal(told.title, 'Your kernel from today 9:02 (3 variables, 40 MiB) is here');
+  assert.equal(isCurrent('left', left, NOW), true);
+  assert.deepEqual(page.kinds(left), []);
+  const wanted = slice({ state: 'asking', left_kernel: '' });
+  assert.equal(isCurrent('left', wanted, NOW), false);
+  assert.deepEqual(page.kinds(wanted), []);
+  assert.deepEqual(page.kinds(left), []); // it could not be woken, and its cell says why
+  assert.deepEqual(page.kinds(), []);
+  assert.deepEqual(page.kinds(left), ['left']); // opened again
 });

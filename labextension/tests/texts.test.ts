@@ -269,6 +269,8 @@ test('what actions cost', () => {
   ]);
   assert.match(texts.cost(given, 'restart', trans), /all variables are lost/);
   assert.match(texts.cost(given, 'give-back', trans), /Variables are kept/);
+  assert.equal(lost('start-fresh'), true);
+  assert.match(texts.cost(given, 'start-fresh', trans), /all variables are lost/);
   const direct = slice({ actions: { 'give-back': { keeps_variables: false, shuts_down: true } } });
   assert.match(texts.cost(direct, 'give-back', trans), /shut down: all variables are lost/);
 });

@@ -115,12 +115,15 @@ async def test_a_stopped_servers_kernel_goes_on_with_the_next_one(jupyter_env: J
         state = json.loads((await server.ask("GET", "gpu-pool/api/slices")).body)
         assert state["slices"][0]["state"] == "asleep"
         assert state["slices"][0]["message"].startswith("Your kernel from ")
+        assert state["slices"][0]["left_kernel"].startswith("from today ")
         async with page(server, session) as found:
             told = await printed(found, "print(sum(kept), len(In))")
             assert "499500 3\n" in told
             assert "This is your kernel from " in told
             assert "(1 variable, " in told
             assert not images(jupyter_env)
+            state = json.loads((await server.ask("GET", "gpu-pool/api/slices")).body)
+            assert (state["slices"][0]["state"], state["slices"][0]["left_kernel"]) == ("held", "")
             assert (await jupyter_env.only_lease()).state is LeaseState.HELD
             assert await printed(found, "other = sum(kept); print(1)") == "1\n"
     assert len(images(jupyter_env)) == 1

@@ -60,7 +60,7 @@ def environment(folder: Path, gpus: int = 1) -> Mapping[str, str]:
 
 @asynccontextmanager
 async def running_lab(folder: Path, sizes: Iterable[str] = SIZES) -> AsyncIterator[Lab]:
-    """Start JupyterLab with kernels of these sizes in the empty ``folder``; end it in the end.
+    """Start JupyterLab with kernels of these sizes in ``folder``, empty or a lab's before; end it in the end.
 
     This process's own environment must be :func:`environment`.
     """
@@ -98,7 +98,7 @@ async def _end(process: asyncio.subprocess.Process, folder: Path) -> None:
 
 
 def _prepare(folder: Path, sizes: Iterable[str]) -> None:
-    (folder / "notebooks").mkdir()
+    (folder / "notebooks").mkdir(exist_ok=True)
     settings = folder / "config" / "labconfig" / "default_setting_overrides.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(json.dumps(SETTINGS))

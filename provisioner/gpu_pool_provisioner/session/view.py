@@ -73,6 +73,8 @@ class SliceView:
     resizes_live: bool
     #: How its kernel sleeps; None where it does not.
     on_disk: OnDisk | None = None
+    #: Which kernel another server has left on disk for it, in words; empty for none, and once it is wanted.
+    left: str = ""
 
     @property
     def gives_way(self) -> bool:
@@ -140,6 +142,7 @@ def view(session: Session, seen: tuple[bool, float], shown: str, now: float, *, 
         parking is not None and parking.given_back,
         resizes,
         session.on_disk if phase is SlicePhase.ASLEEP else None,
+        session.left if phase is SlicePhase.ASLEEP else "",
     )
 
 

@@ -1,0 +1,128 @@
+"""Kernels that a server has left on disk by a real CRIU, as the next JupyterLab offers them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nbformat
+import pytest
+from playwright.async_api import Browser, Locator, Page, expect
+
+from gpu_pool_provisioner.hibernation.kept import why_not
+from support.browsers import PATIENCE, browser, chromium, picture
+from support.lab import Lab, environment, running_lab
+from support.lab_extension import extension, inaccessible, panel, status, told
+from support.notebook import NAMES, run_cell
+
+__all__ = ["browser", "chromium", "extension"]
+
+CRIU = os.environ.get("CRIU", "criu")
+_WHY = why_not(CRIU)
+pytestmark = [
+    pytest.mark.hibernation,
+    pytest.mark.browser,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("extension"),
+    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
+]
+HELD = "2% · 655 MiB"
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let kernels outlive their server; return the folder of the images."""
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    asleep = tmp_path / "asleep"
+    kernels = {"hibernate_with_server": True, "criu": CRIU, "hibernation_folder": str(asleep)}
+    config = {"GPUPoolProvisioner": kernels, "GPUPoolServer": {"leave_within": 300}}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "jupyter_server_config.json").write_text(json.dumps(config))
+    kernel = {"name": "python3-gpu-2pct", "display_name": NAMES[0], "language": "python"}
+    (tmp_path / "notebooks").mkdir()
+    for name in ("week1", "week2", "week3"):
+        cells = [nbformat.v4.new_code_cell()]
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+        nbformat.write(notebook, tmp_path / "notebooks" / f"{name}.ipynb")
+    return asleep
+
+
+@asynccontextmanager
+async def opened(browser: Browser, lab: Lab, name: str) -> AsyncIterator[Page]:
+    """Open a notebook in a browser, and in a workspace that no other notebook is in."""
+    context = await browser.new_context(viewport={"width": 1100, "height": 700}, device_scale_factor=2)
+    page = await context.new_page()
+    page.set_default_timeout(PATIENCE)
+    await page.goto(lab.url.replace("/lab?", f"/lab/workspaces/{name}/tree/{name}.ipynb?"))
+    yield page
+    await context.close()
+
+
+def images(folder: Path) -> int:
+    return len(list(folder.glob("*/image")))
+
+
+def output(page: Page) -> Locator:
+    return page.locator(".jp-Notebook .jp-OutputArea-output", has_text="kept:")
+
+
+async def start_fresh(page: Page, button: Locator) -> None:
+    """Start fresh, once that was thought better of."""
+    for answer in ("Cancel", "Start fresh"):
+        await expect(status(page)).to_have_text("asleep")
+        await button.click()
+        dialog = page.get_by_role("dialog")
+        await expect(dialog).to_contain_text("The kernel starts anew: all variables are lost, on disk, too.")
+        await dialog.get_by_role("button", name=answer).click()
+        await expect(dialog).to_have_count(0)
+
+
+async def test_the_next_server_offers_to_continue_and_to_start_fresh(
+    browser: Browser, left: Path, tmp_path: Path
+) -> None:
+    async with running_lab(tmp_path, ["2%"]) as lab:
+        for name in ("week1", "week2", "week3"):
+            async with opened(browser, lab, name) as page:
+                await run_cell(page, "kept = 42; print('kept:', kept)")
+                await expect(output(page)).to_have_text("kept: 42")
+    assert images(left) == 3
+    code = "print('kept:', globals().get('kept'))"
+    async with running_lab(tmp_path, ["2%"]) as lab:
+        async with opened(browser, lab, "week1") as page:
+            toast = told(page, "week1.ipynb: Your kernel from today ")
+            await expect(toast).to_contain_text("(1 variable, ")
+            await expect(status(page)).to_have_text("asleep")
+            await status(page).click()
+            for label in ("Continue", "Start fresh"):
+                await expect(panel(page).get_by_role("button", name=label)).to_be_visible()
+            assert await inaccessible(page, ".jp-GpuSlice-panel", ".jp-GpuSlice-item") == []
+            await picture(page, "left-kernel.png")
+            await toast.get_by_role("button", name="Continue").click()
+            await expect(status(page)).to_have_text(HELD)
+            await expect(toast).to_have_count(0)
+            await run_cell(page, code)
+            await expect(output(page)).to_have_text("kept: 42")
+        assert images(left) == 2
+        async with opened(browser, lab, "week2") as page:
+            toast = told(page, "week2.ipynb: Your kernel from today ")
+            await start_fresh(page, toast.get_by_role("button", name="Start fresh"))
+            await expect(status(page)).to_have_text(HELD)
+            await expect(toast).to_have_count(0)
+            await run_cell(page, code)
+            await expect(output(page)).to_have_text("kept: None")
+        assert images(left) == 1
+        async with opened(browser, lab, "week3") as page:
+            toast = told(page, "week3.ipynb: Your kernel from today ")
+            await toast.get_by_role("button", name="Hide notification").click()
+            await expect(toast).to_have_count(0)
+            await status(page).click()
+            await start_fresh(page, panel(page).get_by_role("button", name="Start fresh"))
+            await expect(panel(page).get_by_role("status")).to_have_text("The kernel was started afresh.")
+            await expect(status(page)).to_have_text(HELD)
+            await run_cell(page, code)
+            await expect(output(page)).to_have_text("kept: None")
+        assert images(left) == 0
