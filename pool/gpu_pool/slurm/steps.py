@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpu_pool.slurm import jobs, launching
 from gpu_pool.slurm.commands import ask, environment_of_steps
+from gpu_pool.store import files
 from gpu_pool.store.device_table import read_device, write_device
 from gpu_pool_client import (
     Activity,
@@ -95,11 +97,12 @@ class OtherNodes:
     problems: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, file: Path) -> None:
-        """Write it down for the other processes of the job."""
-        draft = file.with_suffix(f".{os.getpid()}")
+        """Write it down for the other processes of the job, in a folder that is this user's."""
         told = {**asdict(self), "devices": [write_device(each) for each in self.devices]}
-        draft.write_text(json.dumps(told))
-        draft.replace(file)
+        descriptor, draft = tempfile.mkstemp(prefix=f"{file.stem}-", dir=file.parent)  # 0600, and no link
+        with open(descriptor, "w") as opened:
+            json.dump(told, opened)
+        Path(draft).replace(file)
 
     @classmethod
     def read(cls, file: Path) -> OtherNodes | None:
@@ -185,7 +188,7 @@ class StepHost:
     pool: PoolSide
 
     def __init__(self, job: str, here: str, store: Path) -> None:
-        self._job, self._here = job, here
+        self._job, self._here, self._store = job, here, store
         # A job that was requeued may have others; and a store that somebody has named may be of many jobs.
         mark = hashlib.sha256(f"{job} {os.environ.get('SLURM_JOB_NODELIST')}".encode()).hexdigest()[:8]
         self._file = store.with_name(f"other-nodes-{mark}.json")
@@ -205,14 +208,14 @@ class StepHost:
     def look(self) -> OtherNodes:
         """Return the GPUs of the other nodes, which are asked once in a job's life, if all answer. Blocks.
 
-        Raises ``PoolUnreachable`` and ``NotAllowed``.
+        Raises ``PoolUnreachable`` and ``NotAllowed``, and ``StoreUnusable`` where others can write there.
         """
+        files.prepare_folder(self._store)
         known = OtherNodes.read(self._file)
         if known is None or (known.problems and self.is_due):
             self._looked_at = time.monotonic()
             _remove_leftovers(self._job)
             known = find_other_nodes(self._job, self._here)
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             known.write(self._file)
         self.others = known
         return known
