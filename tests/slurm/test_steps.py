@@ -355,6 +355,17 @@ async def test_a_node_that_does_not_answer_is_left_out_and_doctor_says_why(
     assert "on n2: Slurm's srun fails: no such luck" in broken["text"]
 
 
+async def test_a_look_at_a_node_runs_nothing_of_the_servers_folder(
+    allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "json.py").write_text("open('was-run', 'w')\n")
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert len((await shell.env.pool.status()).devices) == 2
+    assert [each.name for each in (tmp_path / "notebooks").iterdir()] == ["json.py"]
+
+
 async def test_a_command_is_told_to_use_srun(allocate: Allocate) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
     done = _command("run", "1", "--", "true")

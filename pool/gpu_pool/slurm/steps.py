@@ -45,7 +45,13 @@ if TYPE_CHECKING:
     from gpu_pool.pool.backend import PoolSide
 
 #: What prints the GPUs of the node where it runs, see ``gpu_pool.embedded.allocation.main``.
-_LOOKS: Final = (sys.executable, "-m", "gpu_pool.embedded.allocation")
+#: Nothing of the folder in which it begins is imported, as with -P of Python 3.11.
+_LOOKS: Final = (
+    sys.executable,
+    "-c",
+    "import sys; sys.path = [each for each in sys.path if each]; "
+    "from gpu_pool.embedded.allocation import main; main()",
+)
 #: What an IPython kernel's command runs.
 _IPYTHON: Final = frozenset({"ipykernel", "ipykernel_launcher"})
 #: How Slurm says in the output of a step that it has ended it.
@@ -153,7 +159,7 @@ def _names(nodes: str) -> list[str]:
 def _look(job: str, node: JobNode) -> OtherNodes:
     """Return the GPUs of one node, and how much of each is the job's."""
     try:
-        told = ask(*node.step(job), *_LOOKS, environ=environment_of_steps())
+        told = ask(*node.step(job), "--chdir=/", *_LOOKS, environ=environment_of_steps())
         said = json.loads(told.strip().splitlines()[-1])
     except (NotAllowed, PoolUnreachable) as error:
         problem = error.message
