@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -320,10 +321,15 @@ def _command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
-#: Starts no steps on n2, and all others as Slurm's does.
-_FAILING = """#!/bin/sh
-case $* in *=n2*) echo no such luck >&2; exit 1;; esac
-exec {real} "$@"
+#: Starts steps as Slurm's does, and none on n2: that is an error, or lasts until it may.
+_SILENT = """#!/bin/sh
+case $* in
+    *=n2*)
+        if ! test -e {0}/waits; then echo no such luck >&2; exit 1; fi
+        while ! test -e {0}/may; do sleep 0.05; done;;
+    *) echo "$*" >>{0}/others;;
+esac
+exec {1} "$@"
 """
 
 
@@ -336,23 +342,54 @@ async def test_doctor_and_list_name_the_nodes(allocate: Allocate) -> None:
     assert "on n2" in _command("list").stdout
 
 
+def _silence(shell: Allocated, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.which("srun", path=shell.slurm.environment["PATH"])
+    (folder / "silent").mkdir()
+    program = folder / "silent" / "srun"
+    program.write_text(_SILENT.format(folder, real))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{shell.slurm.environment['PATH']}")
+
+
 async def test_a_node_that_does_not_answer_is_left_out_and_doctor_says_why(
     allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    real = shutil.which("srun", path=shell.slurm.environment["PATH"])
-    (tmp_path / "failing").mkdir()
-    program = tmp_path / "failing" / "srun"
-    program.write_text(
-        f'#!/bin/sh\ncase $* in *=n2*) echo no such luck >&2; exit 1;; esac\nexec {real} "$@"\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{shell.slurm.environment['PATH']}")
+    _silence(shell, tmp_path, monkeypatch)
     status = json.loads(_command("status", "--json").stdout)
     assert [each["uuid"] for each in status["devices"]] == ["GPU-0"]
     checks = json.loads(_command("doctor", "--json").stdout)["checks"]
     [broken] = [each for each in checks if each["name"] == "slurm nodes" and each["state"] == "broken"]
     assert "on n2: Slurm's srun fails: no such luck" in broken["text"]
+
+
+async def test_the_pool_does_not_wait_while_a_silent_node_is_asked_again_alone(
+    allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    _silence(shell, tmp_path, monkeypatch)
+    monkeypatch.setattr("gpu_pool.slurm.steps._AGAIN_AFTER", 0.0)
+
+    keys = itertools.count()
+
+    async def uuids() -> list[str]:
+        lease = await shell.env.pool.request(
+            parse_request("1"), Holder("ada", yields=True), f"key-{next(keys)}"
+        )
+        await shell.env.pool.release(lease.id)
+        return [each.device.uuid for each in (await shell.env.pool.status()).devices]
+
+    assert await uuids() == ["GPU-0"]
+    (tmp_path / "waits").touch()
+    for _ in range(3):  # it is asked again meanwhile
+        assert await uuids() == ["GPU-0"]
+    (tmp_path / "may").touch()
+
+    async def has_both() -> bool:
+        return await uuids() == ["GPU-0", "GPU-t"]
+
+    await eventually(has_both)
+    assert len((tmp_path / "others").read_text().splitlines()) == 1
 
 
 async def test_a_look_at_a_node_runs_nothing_of_the_servers_folder(

@@ -38,7 +38,6 @@ from gpu_pool_client import (
     Lease,
     Limit,
     NeverFits,
-    NotAllowed,
     PoolUnreachable,
     Process,
     SliceRequest,
@@ -79,8 +78,9 @@ class LocalBackend(Backend):
         self._allocation = None if owner else Allocation.of(os.environ)
         self._shares: Mapping[str, int] = {}
         self._job_end = JobEnd(self._allocation.job) if self._allocation else None
-        #: Runs kernels on the other nodes of that job.
+        #: Runs kernels on the other nodes of that job; and their GPUs among those that were found.
         self._steps: StepHost | None = None
+        self._others: tuple[Device, ...] = ()
         if self._allocation is not None and self._allocation.has_others:
             # Imported here because only few jobs have several nodes.
             from gpu_pool.slurm.steps import StepHost
@@ -106,7 +106,7 @@ class LocalBackend(Backend):
         """See ``Backend.devices``: those that the driver shows, and whether something new could use them."""
         found = self._finder.known or await self._finder.found()
         is_empty = not found.devices and found.problems and self._finder.age > _AGAIN_AFTER
-        if max_age <= 0 and (is_empty or (self._steps is not None and self._steps.is_due)):
+        if max_age <= 0 and (is_empty or self._have_others_said_more()):
             self._finder.forget()
             found = await self._finder.found()
         looked_at = known if found.is_broken or not found.devices else found.devices
@@ -115,6 +115,13 @@ class LocalBackend(Backend):
         seen_from = self._seen[1] if self._seen and self._seen[0] is found else self._see(found)
         await self._follow_job()
         return DevicesFound(found, seen_from, others_use(found.devices, self._shares), faults=faults)
+
+    def _have_others_said_more(self) -> bool:
+        """Whether other nodes have more than was found; those that were silent are asked again meanwhile."""
+        if self._steps is None or self._steps.others is None:
+            return False
+        self._steps.look_again()
+        return self._steps.others.devices != self._others
 
     async def _follow_job(self) -> None:
         if self._job_end is not None:
@@ -166,11 +173,15 @@ class LocalBackend(Backend):
         """Add the GPUs that a Slurm job has on other nodes, as far as these say which."""
         if self._steps is None or any(each.simulated for each in found.devices):
             return found
+        self._finder.asks_nodes = True
         try:
             others = self._steps.look()
-        except (NotAllowed, PoolUnreachable) as error:
+        except PoolUnreachable as error:
             get_logger().warning("The other nodes of %s are not used: %s", self._allocation, error)
             return found
+        finally:
+            self._finder.asks_nodes = False
+        self._others = others.devices
         if not others.devices:
             return found
         shares = self._shares or {each.uuid: WHOLE for each in found.devices}
@@ -266,6 +277,10 @@ _WHY_SLOW: Final = (
     "minute and more where there are many. Have it switched on: sudo nvidia-smi -pm 1, or the service "
     "nvidia-persistenced."
 )
+_NODES_SLOW: Final = (
+    "The other nodes of this Slurm job have not answered",
+    "gpu-pool doctor says of each what it has, or why not.",
+)
 
 
 class DeviceFinder:
@@ -283,6 +298,8 @@ class DeviceFinder:
         self.known: Inventory | None = None
         self._worker: Worker | None = None
         self._found_at = 0.0
+        #: Whether it is the other nodes of a Slurm job that are waited for, and not the driver.
+        self.asks_nodes = False
         self._is_told = False
 
     @property
@@ -305,7 +322,7 @@ class DeviceFinder:
         try:
             return await worker.run(self._find_in_thread, self._patience - self._slow)
         except TimeoutError as error:
-            raise _unanswered(self._patience) from error
+            raise self._unanswered() from error
 
     def wait(self) -> Inventory:
         """Block until it is known what there is, and return it; see :meth:`found`."""
@@ -314,7 +331,7 @@ class DeviceFinder:
             try:
                 return worker.call(self._find_in_thread, self._patience)
             except TimeoutError as error:
-                raise _unanswered(self._patience) from error
+                raise self._unanswered() from error
         return self.known
 
     def forget(self) -> None:
@@ -336,13 +353,16 @@ class DeviceFinder:
     def _say_slow(self) -> None:
         if not self._is_told:
             self._is_told = True
-            text = "The NVIDIA driver has not answered for %g seconds. %s"
-            get_logger().warning(text, self._slow, _WHY_SLOW)
+            who, why = self._awaited()
+            get_logger().warning("%s for %g seconds. %s", who, self._slow, why)
 
+    def _unanswered(self) -> PoolUnreachable:
+        who, why = self._awaited()
+        look = "" if self.asks_nodes else " Run nvidia-smi and see whether it does."
+        return PoolUnreachable(
+            f"{who} for {self._patience:g} seconds, so it is not known which GPUs there are.{look}", why
+        )
 
-def _unanswered(seconds: float) -> PoolUnreachable:
-    return PoolUnreachable(
-        f"The NVIDIA driver has not answered for {seconds:g} seconds, so it is not known which GPUs there "
-        "are. Run nvidia-smi and see whether it does.",
-        _WHY_SLOW,
-    )
+    def _awaited(self) -> tuple[str, str]:
+        """Say who does not answer, and why or how to see that."""
+        return _NODES_SLOW if self.asks_nodes else ("The NVIDIA driver has not answered", _WHY_SLOW)

@@ -34,10 +34,13 @@ def environment_of_steps() -> dict[str, str]:
     }
 
 
-def ask(*words: str, told: str = "", environ: Mapping[str, str] | None = None) -> str:
+def ask(
+    *words: str, told: str = "", environ: Mapping[str, str] | None = None, within: float = _ANSWERS_WITHIN
+) -> str:
     """Run a command of Slurm's, with this on its standard input, and return what it printed.
 
-    Its variables are those of this process that Slurm's commands need, or ``environ``.
+    Its variables are those of this process that Slurm's commands need, or ``environ``. It has ``within``
+    seconds.
 
     Raises ``PoolUnreachable`` where there is none, or no answer; ``NotAllowed``, with its words, where Slurm
     refuses.
@@ -52,11 +55,11 @@ def ask(*words: str, told: str = "", environ: Mapping[str, str] | None = None) -
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ANSWERS_WITHIN,
+            timeout=within,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PoolUnreachable(f"Slurm does not answer: {words[0]} has taken {_ANSWERS_WITHIN:g} s.") from None
+        raise PoolUnreachable(f"Slurm does not answer: {words[0]} has taken {within:g} s.") from None
     except OSError as error:
         raise PoolUnreachable(
             f"Slurm's {words[0]} cannot be run: {error.strerror}.",

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,8 +59,8 @@ _IPYTHON: Final = frozenset({"ipykernel", "ipykernel_launcher"})
 _ENDED_BY_SLURM: Final = re.compile(
     r"^slurmstepd\S*: error: (?:\*\*\* )?(.*?(?:CANCELLED|oom|FAILURE).*?)(?: \*\*\*)?$", re.M
 )
-#: Nodes that are asked at once; and seconds until those are asked again that did not answer.
-_AT_ONCE, _AGAIN_AFTER = 16, 60.0
+#: Nodes that are asked at once; seconds in which one answers; and until those are asked again that did not.
+_AT_ONCE, _SAYS_WITHIN, _AGAIN_AFTER = 16, 20.0, 60.0
 #: Seconds after which the folder of a step may be left over.
 _LEFT_OVER_AFTER: Final = 600.0
 #: Seconds between two looks at a step that starts, at one that runs; and for one that is to end.
@@ -99,8 +100,22 @@ class OtherNodes:
     devices: tuple[Device, ...] = ()
     #: How many thousandths of each are the job's, by uuid.
     shares: Mapping[str, int] = field(default_factory=dict)
-    #: Why it is not known what nodes have, by their names.
+    #: Why it is not known what nodes have, by their names; of no name, why it is not known which there are.
     problems: Mapping[str, str] = field(default_factory=dict)
+    #: When they were asked last, in Unix seconds.
+    asked_at: float = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is not known yet, and it was not asked lately."""
+        return bool(self.problems) and not 0 <= time.time() - self.asked_at < _AGAIN_AFTER
+
+    def of(self, name: str) -> OtherNodes | None:
+        """Return what is known of one node; None where that is not all."""
+        if name not in self.nodes or name in self.problems:
+            return None
+        devices = tuple(each for each in self.devices if each.node == name)
+        return OtherNodes(devices=devices, shares={each.uuid: self.shares[each.uuid] for each in devices})
 
     def write(self, file: Path) -> None:
         """Write it down for the other processes of the job, in a folder that is this user's."""
@@ -112,21 +127,23 @@ class OtherNodes:
 
     @classmethod
     def read(cls, file: Path) -> OtherNodes | None:
-        """Return what one of these processes has written; None where none has."""
+        """Return what one of these processes has written; None where none of this version has."""
         try:
             told = json.loads(file.read_text())
-        except FileNotFoundError:
+            nodes = {name: JobNode(**each) for name, each in told["nodes"].items()}
+            return cls(**{**told, "nodes": nodes, "devices": tuple(map(read_device, told["devices"]))})
+        except (FileNotFoundError, AttributeError, KeyError, TypeError, ValueError):
             return None
-        nodes = {name: JobNode(**each) for name, each in told["nodes"].items()}
-        return cls(nodes, tuple(map(read_device, told["devices"])), told["shares"], told["problems"])
 
 
-def find_other_nodes(job: str, here: str) -> OtherNodes:
+def find_other_nodes(job: str, here: str, before: OtherNodes | None = None) -> OtherNodes:
     """Ask Slurm for the other nodes of a job, and each of these for its GPUs. Blocks.
 
     They are the pool's of its first node: on another one, there are none. ``here`` is empty where this
-    process runs on none of them. Raises ``PoolUnreachable`` and ``NotAllowed``.
+    process runs on none of them. Nodes that have said what they have ``before`` are not asked again. Raises
+    ``PoolUnreachable`` and ``NotAllowed``.
     """
+    known = before or OtherNodes()
     shown = ask("scontrol", "--oneliner", "--details", "show", "job", job)
     names = _names(jobs.read_job(shown).node)
     others = [name for name in names if name != here]
@@ -142,12 +159,13 @@ def find_other_nodes(job: str, here: str) -> OtherNodes:
         if name in others
     ]
     with ThreadPoolExecutor(_AT_ONCE, "gpu-pool-nodes") as threads:
-        found = list(threads.map(lambda node: _look(job, node), nodes))
+        found = list(threads.map(lambda node: known.of(node.name) or _look(job, node), nodes))
     return OtherNodes(
         {node.name: node for node in nodes},
         tuple(device for each in found for device in each.devices),
         {uuid: share for each in found for uuid, share in each.shares.items()},
         {name: problem for each in found for name, problem in each.problems.items()},
+        time.time(),
     )
 
 
@@ -159,7 +177,7 @@ def _names(nodes: str) -> list[str]:
 def _look(job: str, node: JobNode) -> OtherNodes:
     """Return the GPUs of one node, and how much of each is the job's."""
     try:
-        told = ask(*node.step(job), "--chdir=/", *_LOOKS, environ=environment_of_steps())
+        told = ask(*node.step(job), "--chdir=/", *_LOOKS, environ=environment_of_steps(), within=_SAYS_WITHIN)
         said = json.loads(told.strip().splitlines()[-1])
     except (NotAllowed, PoolUnreachable) as error:
         problem = error.message
@@ -198,33 +216,46 @@ class StepHost:
         # A job that was requeued may have others; and a store that somebody has named may be of many jobs.
         mark = hashlib.sha256(f"{job} {os.environ.get('SLURM_JOB_NODELIST')}".encode()).hexdigest()[:8]
         self._file = store.with_name(f"other-nodes-{mark}.json")
-        #: What there is; None where that is not known yet. And when it was looked for last.
+        #: What there is; None where that is not known yet.
         self.others: OtherNodes | None = None
-        self._looked_at = float("-inf")
+        self._is_looking = False
         #: By lease.
         self._steps: dict[str, Step] = {}
         self._is_stopped = False
 
-    @property
-    def is_due(self) -> bool:
-        """Whether something is not known yet, and it was not asked lately."""
-        is_known = self.others is not None and not self.others.problems
-        return not is_known and time.monotonic() > self._looked_at + _AGAIN_AFTER
-
     def look(self) -> OtherNodes:
-        """Return the GPUs of the other nodes, which are asked once in a job's life, if all answer. Blocks.
+        """Return the GPUs of the other nodes, which are asked where no process of the job has. Blocks.
 
-        Raises ``PoolUnreachable`` and ``NotAllowed``, and ``StoreUnusable`` where others can write there.
+        Raises ``StoreUnusable`` where others can write what is read.
         """
         files.prepare_folder(self._store)
-        known = OtherNodes.read(self._file)
-        if known is None or (known.problems and self.is_due):
-            self._looked_at = time.monotonic()
+        self.others = self.others or OtherNodes.read(self._file) or self._found(OtherNodes())
+        return self.others
+
+    def look_again(self) -> None:
+        """Ask nodes again that did not answer, if it is time; nobody waits for that."""
+        if self.others is not None and self.others.is_due and not self._is_looking:
+            self._is_looking = True
+            threading.Thread(target=self._look_again, name="gpu-pool-nodes", daemon=True).start()
+
+    def _look_again(self) -> None:
+        try:
+            known = OtherNodes.read(self._file) or self.others or OtherNodes()
+            self.others = self._found(known) if known.is_due else known
+        finally:
+            self._is_looking = False
+
+    def _found(self, before: OtherNodes) -> OtherNodes:
+        """Return what there is, or else what is known of it; and write it down."""
+        try:
             _remove_leftovers(self._job)
-            known = find_other_nodes(self._job, self._here)
-            known.write(self._file)
-        self.others = known
-        return known
+            found = find_other_nodes(self._job, self._here, before)
+        except (NotAllowed, PoolUnreachable) as error:
+            get_logger().warning("Slurm does not say which other nodes job %s has: %s", self._job, error)
+            found = replace(before, problems=before.problems or {"": error.message}, asked_at=time.time())
+        with contextlib.suppress(OSError):  # other processes ask themselves then
+            found.write(self._file)
+        return found
 
     # -- Kernels -----------------------------------------------------------------
 

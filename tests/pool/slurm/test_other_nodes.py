@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +14,16 @@ import pytest
 from gpu_pool.slurm import steps
 from gpu_pool.slurm.steps import JobNode, OtherNodes, StepHost
 from gpu_pool.store.errors import StoreUnusable
+from gpu_pool_client import WHOLE, PoolUnreachable
+from support.jupyter_env import eventually
+from support.pools import V100
 
-_NODE = JobNode("n2", "gres/gpu:1", 2, "127.0.0.1")
-_KNOWN = OtherNodes({"n2": _NODE})
+_NODE, _SILENT = JobNode("n2", "gpu:1", 2, "127.0.0.1"), JobNode("n3", "gpu:1", 2, "127.0.0.1")
+_GPU = replace(V100, node="n2")
+_KNOWN = OtherNodes({"n2": _NODE}, (_GPU,), {_GPU.uuid: WHOLE})
+_HALF = replace(_KNOWN, nodes={"n2": _NODE, "n3": _SILENT}, problems={"n3": "It is silent."})
+
+Answer = Callable[[OtherNodes], OtherNodes]
 
 
 @pytest.fixture
@@ -22,14 +33,21 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def finds(monkeypatch: pytest.MonkeyPatch) -> list[OtherNodes]:
+def finds(monkeypatch: pytest.MonkeyPatch) -> list[OtherNodes | Answer]:
     """Return what is found of other nodes, one look after the other."""
-    found: list[OtherNodes] = []
-    monkeypatch.setattr(steps, "find_other_nodes", lambda *_: found.pop(0))
+    found: list[OtherNodes | Answer] = []
+
+    def find(job: str, here: str, before: OtherNodes) -> OtherNodes:
+        answer = found.pop(0)
+        return answer if isinstance(answer, OtherNodes) else answer(before)
+
+    monkeypatch.setattr(steps, "find_other_nodes", find)
     return found
 
 
-def test_processes_of_a_job_know_what_one_of_them_has_found(store: Path, finds: list[OtherNodes]) -> None:
+def test_processes_of_a_job_know_what_one_of_them_has_found(
+    store: Path, finds: list[OtherNodes | Answer]
+) -> None:
     finds.append(_KNOWN)
     assert [StepHost("7", "n1", store).look() for _ in range(2)] == [_KNOWN] * 2
     [written] = store.parent.iterdir()
@@ -38,7 +56,7 @@ def test_processes_of_a_job_know_what_one_of_them_has_found(store: Path, finds: 
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_in_a_folder_of_others_nothing_is_believed_and_nothing_overwritten(
-    store: Path, finds: list[OtherNodes], is_known: bool
+    store: Path, finds: list[OtherNodes | Answer], is_known: bool
 ) -> None:
     finds += [_KNOWN, _KNOWN]
     StepHost("7", "n1", store).look()
@@ -55,7 +73,7 @@ def test_in_a_folder_of_others_nothing_is_believed_and_nothing_overwritten(
     assert (host.others, own.read_text(), written.exists()) == (None, "mine", is_known)
 
 
-def test_what_is_written_follows_no_link(store: Path, finds: list[OtherNodes]) -> None:
+def test_what_is_written_follows_no_link(store: Path, finds: list[OtherNodes | Answer]) -> None:
     finds += [_KNOWN, _KNOWN]
     StepHost("7", "n1", store).look()
     [written] = store.parent.iterdir()
@@ -65,3 +83,76 @@ def test_what_is_written_follows_no_link(store: Path, finds: list[OtherNodes]) -
     written.with_suffix(f".{os.getpid()}").symlink_to(own)
     assert StepHost("7", "n1", store).look() == _KNOWN
     assert own.read_text() == "mine"
+
+
+async def test_a_node_that_was_silent_is_asked_again_while_what_is_known_stays_in_use(
+    store: Path, finds: list[OtherNodes | Answer]
+) -> None:
+    may_answer, asked = threading.Event(), []
+
+    def answers(before: OtherNodes) -> OtherNodes:
+        asked.append(before)
+        assert may_answer.wait(120)
+        return replace(_HALF, problems={}, asked_at=time.time())
+
+    finds += [replace(_HALF, asked_at=time.time()), answers]
+    host = StepHost("7", "n1", store)
+    first = host.look()
+    host.look_again()  # it is not time
+    assert asked == []
+    long_ago = host.others = replace(first, asked_at=time.time() - 61)
+    long_ago.write(next(store.parent.iterdir()))
+    host.look_again()
+    host.look_again()  # while it is asked
+    assert host.look() == long_ago
+    may_answer.set()
+
+    async def is_known() -> bool:
+        return host.others is not None and not host.others.problems
+
+    await eventually(is_known)
+    assert asked == [long_ago]
+    finds.append(_KNOWN)
+    assert StepHost("7", "n1", store).look().problems == {}
+
+
+def test_other_processes_do_not_ask_a_silent_node_again_at_once(
+    store: Path, finds: list[OtherNodes | Answer]
+) -> None:
+    finds.append(replace(_HALF, asked_at=time.time()))
+    StepHost("7", "n1", store).look()
+    known = StepHost("7", "n1", store).look()
+    assert (known.problems, known.is_due) == (_HALF.problems, False)
+    assert replace(known, asked_at=known.asked_at - 61).is_due
+
+
+@pytest.mark.parametrize("before", [OtherNodes(), _HALF])
+async def test_what_is_known_stays_in_use_where_slurm_does_not_answer_and_it_is_asked_later(
+    store: Path, finds: list[OtherNodes | Answer], before: OtherNodes
+) -> None:
+    def fails(before: OtherNodes) -> OtherNodes:
+        raise PoolUnreachable("Slurm does not answer.")
+
+    finds += [before, fails] if before.nodes else [fails]
+    host = StepHost("7", "n1", store)
+    host.look()
+    host.look_again()
+
+    async def has_asked() -> bool:
+        return not finds and host.others is not None and not host.others.is_due
+
+    await eventually(has_asked)
+    expected = replace(before, problems=before.problems or {"": "Slurm does not answer."})
+    for each in (host, StepHost("7", "n1", store)):
+        assert replace(each.look(), asked_at=0.0) == expected
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"nodes": []}', '{"nodes": {"n2": {}}, "devices": []}'])
+def test_what_another_version_has_written_is_not_read(
+    store: Path, finds: list[OtherNodes | Answer], text: str
+) -> None:
+    finds += [_KNOWN, _HALF]
+    StepHost("7", "n1", store).look()
+    [written] = store.parent.iterdir()
+    written.write_text(text)
+    assert StepHost("7", "n1", store).look() == _HALF
