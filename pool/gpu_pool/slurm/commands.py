@@ -14,10 +14,12 @@ from gpu_pool_client import NotAllowed, PoolUnreachable
 _ANSWERS_WITHIN: Final = 120.0
 _MOST_WORDS: Final = 500
 #: By what Slurm's commands are found and set, and who the user is; not what a person has set about the form
-#: of their output.
+#: of their output. A job has them as well, which is why the user's token is not among them.
 _NEEDED: Final = re.compile(
-    r"(SLURM|SBATCH|LC)_.*|PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ", re.ASCII
+    r"(SLURM_(?!JWT$)|SBATCH_|LC_).*|PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ", re.ASCII
 )
+#: By what GPUs are found, and this project.
+_OF_DEVICES: Final = re.compile(r"(GPU_POOL|CUDA|NVIDIA|NVML)_.*|PYTHONPATH", re.ASCII)
 #: By which Slurm's commands find their cluster.
 _OF_THE_CLUSTER: Final = ("SLURM_CONF", "SLURM_CLUSTERS")
 
@@ -31,6 +33,15 @@ def environment_of_steps() -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if name in _OF_THE_CLUSTER or not name.startswith(("SLURM_", "SRUN_"))
+    }
+
+
+def environment_of_looks() -> dict[str, str]:
+    """Return the variables of a step that looks for GPUs: no others than it needs."""
+    return {
+        name: value
+        for name, value in environment_of_steps().items()
+        if _NEEDED.fullmatch(name) or _OF_DEVICES.fullmatch(name)
     }
 
 

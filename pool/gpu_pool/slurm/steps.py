@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpu_pool.slurm import jobs, launching
-from gpu_pool.slurm.commands import ask, environment_of_steps
+from gpu_pool.slurm.commands import ask, environment_of_looks, environment_of_steps
 from gpu_pool.store import files
 from gpu_pool.store.device_table import read_device, write_device
 from gpu_pool_client import (
@@ -177,7 +177,7 @@ def _names(nodes: str) -> list[str]:
 def _look(job: str, node: JobNode) -> OtherNodes:
     """Return the GPUs of one node, and how much of each is the job's."""
     try:
-        told = ask(*node.step(job), "--chdir=/", *_LOOKS, environ=environment_of_steps(), within=_SAYS_WITHIN)
+        told = ask(*node.step(job), "--chdir=/", *_LOOKS, environ=environment_of_looks(), within=_SAYS_WITHIN)
         said = json.loads(told.strip().splitlines()[-1])
     except (NotAllowed, PoolUnreachable) as error:
         problem = error.message
