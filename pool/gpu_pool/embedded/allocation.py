@@ -202,6 +202,22 @@ def _field(line: str, name: str) -> str:
     return found[1] if found else ""
 
 
+def shares_of(job: Allocation | None, devices: Iterable[Device]) -> Mapping[str, int]:
+    """Return how many thousandths of each device are a job's, by uuid; Slurm is asked where it may be a part.
+
+    Where it does not answer, GPUs with ``gres/mps`` count as wholly the job's, since its percentage limits it
+    anyway. Shards limit nothing: raises ``SlurmSilent``.
+    """
+    known = list(devices)
+    try:
+        if job is not None and job.may_have_parts:
+            return job.shares(known, gres_of(job.node))
+    except SlurmSilent:
+        if job is not None and job.shards is not None:
+            raise
+    return {each.uuid: WHOLE for each in known}
+
+
 class JobEnd:
     """When a job ends, as Slurm said last: an administrator can change it. Used in any event loop."""
 
@@ -240,13 +256,10 @@ class JobEnd:
 def main() -> None:
     """Print which GPUs this node has, and how much of each is the job's: the pool of its first node asks."""
     job, found, problem = Allocation.of(os.environ), discover(), ""
-    shares: Mapping[str, int] = {each.uuid: WHOLE for each in found.devices}
     try:
-        if job is not None and job.may_have_parts:
-            shares = job.shares(found.devices, gres_of(job.node))
+        shares = shares_of(job, found.devices)
     except SlurmSilent as error:
-        if job is not None and job.shares is not None:
-            problem, shares = f"Slurm does not say how many shards a GPU has there: {error}.", {}
+        problem, shares = f"Slurm does not say how many shards a GPU has there: {error}.", {}
     devices = [write_device(each) for each in found.devices if each.uuid in shares]
     problem = problem or ("" if found.devices else found.problems[0])
     print(json.dumps({"devices": devices, "shares": shares, "problem": problem}))

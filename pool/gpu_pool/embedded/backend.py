@@ -18,8 +18,8 @@ from gpu_pool.embedded.allocation import (
     JobEnd,
     SlurmSilent,
     check_fits,
-    gres_of,
     others_use,
+    shares_of,
 )
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer
@@ -157,10 +157,8 @@ class LocalBackend(Backend):
         if job is None or not job.may_have_parts or not found.by_driver or not found.devices:
             return found
         try:
-            self._shares = job.shares(found.devices, gres_of(job.node))
+            self._shares = shares_of(job, found.devices)
         except SlurmSilent as error:
-            if job.shards is None:
-                return found
             unknown = (
                 f"{job} has {job.shards} shards of the GPUs of {job.node}, and Slurm does not say how many "
                 f"shards a GPU has there: {error}. Nothing is granted until it does."

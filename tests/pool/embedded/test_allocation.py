@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from gpu_pool.embedded.allocation import (
     Allocation,
     SlurmSilent,
     check_fits,
+    main,
     others_use,
     shards_per_gpu,
+    shares_of,
 )
 from gpu_pool.store import files
 from gpu_pool.store.device_table import ForeignUse
@@ -122,6 +125,25 @@ def test_a_part_by_mps_counts_where_the_node_has_such_parts() -> None:
     assert job.shares(V100[:1], "gpu:v100:2,mps:v100:200") == {"GPU-0": 400}
     # Our own limits set that variable for kernels, too.
     assert job.shares(V100[:1], "gpu:v100:2") == {"GPU-0": 1000}
+
+
+def test_where_slurm_is_silent_parts_by_mps_are_whole_and_shards_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mps = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shares_of(allocation(**mps), V100[:1]) == {"GPU-0": 1000}
+    with pytest.raises(SlurmSilent, match="scontrol cannot be run"):
+        shares_of(allocation(SLURM_SHARDS_ON_NODE="40"), V100[:1])
+    for name, value in {**JOB, **mps, "GPU_POOL_DEVICES": "T4@16GiB:1"}.items():
+        monkeypatch.setenv(name, value)
+    main()
+    monkeypatch.setenv("SLURM_SHARDS_ON_NODE", "40")
+    main()
+    by_mps, by_shards = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (list(by_mps["shares"].values()), by_mps["problem"]) == ([1000], "")
+    assert by_shards["devices"] == []
+    assert "Slurm does not say how many shards a GPU has" in by_shards["problem"]
 
 
 def test_the_store_is_on_a_local_disk(tmp_path: Path) -> None:
