@@ -14,6 +14,8 @@ from playwright.async_api import Browser, Locator, Page, expect
 
 from gpu_pool_provisioner.hibernation.kept import why_not
 from support.browsers import PATIENCE, browser, chromium, picture
+from support.hub_with_proxy import DEVICES, Hub, need_proxy
+from support.jupyter_env import eventually
 from support.lab import Lab, environment, running_lab
 from support.lab_extension import extension, inaccessible, panel, status, told
 from support.notebook import NAMES, run_cell
@@ -32,23 +34,31 @@ pytestmark = [
 HELD = "2% · 655 MiB"
 
 
+def configure(folder: Path, asleep: Path) -> None:
+    """Let the kernels of servers with this folder of settings outlive them, in the folder ``asleep``."""
+    kernels = {"hibernate_with_server": True, "criu": CRIU, "hibernation_folder": str(asleep)}
+    config = {"GPUPoolProvisioner": kernels, "GPUPoolServer": {"leave_within": 300}}
+    (folder / "jupyter_server_config.json").write_text(json.dumps(config))
+
+
+def write(path: Path, kernel: str) -> None:
+    """Write a notebook with one empty cell."""
+    spec = {"name": kernel, "display_name": NAMES[0], "language": "python"}
+    cells = [nbformat.v4.new_code_cell()]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": spec}), path)
+
+
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let kernels outlive their server; return the folder of the images."""
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    asleep = tmp_path / "asleep"
-    kernels = {"hibernate_with_server": True, "criu": CRIU, "hibernation_folder": str(asleep)}
-    config = {"GPUPoolProvisioner": kernels, "GPUPoolServer": {"leave_within": 300}}
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "jupyter_server_config.json").write_text(json.dumps(config))
-    kernel = {"name": "python3-gpu-2pct", "display_name": NAMES[0], "language": "python"}
+    configure(tmp_path / "config", tmp_path / "asleep")
     (tmp_path / "notebooks").mkdir()
     for name in ("week1", "week2", "week3"):
-        cells = [nbformat.v4.new_code_cell()]
-        notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-        nbformat.write(notebook, tmp_path / "notebooks" / f"{name}.ipynb")
-    return asleep
+        write(tmp_path / "notebooks" / f"{name}.ipynb", "python3-gpu-2pct")
+    return tmp_path / "asleep"
 
 
 @asynccontextmanager
@@ -126,3 +136,66 @@ async def test_the_next_server_offers_to_continue_and_to_start_fresh(
             await run_cell(page, code)
             await expect(output(page)).to_have_text("kept: None")
         assert images(left) == 0
+
+
+async def start(hub: Hub) -> None:
+    assert (await hub.api("POST", "users/ada/server", {"course": "intro"})).code in (201, 202)
+
+    async def is_ready() -> bool:
+        return await hub.is_ready("ada")
+
+    await eventually(is_ready, within=300)
+
+
+async def stop(hub: Hub) -> None:
+    """Stop the server, as an idle culler does."""
+    assert (await hub.api("DELETE", "users/ada/server")).code in (202, 204)
+
+    async def is_stopped() -> bool:
+        return not json.loads((await hub.api("GET", "users/ada")).body)["servers"]
+
+    await eventually(is_stopped, within=300)
+
+
+async def test_a_hub_stops_the_server_and_its_next_one_goes_on(browser: Browser, tmp_path: Path) -> None:
+    need_proxy()
+    course = "title: Introduction\nwho: {users: [ada]}\nslices: [{name: Small, request: 2%}]\n"
+    # A machine with other work: whoever stops it waits for longer.
+    config = "c.Spawner.interrupt_timeout = 300\n"
+    hub = Hub(
+        tmp_path / "hub", {}, {"intro": course}, config=config, environment={"GPU_POOL_DEVICES": DEVICES}
+    )
+    asleep = tmp_path / "asleep"
+    configure(hub.folder, asleep)
+    await hub.start()
+    try:
+        await hub.api("POST", "users/ada")
+        await start(hub)
+        specs = json.loads((await hub.api("GET", "/user/ada/api/kernelspecs")).body)["kernelspecs"]
+        [kernel] = [name for name in specs if specs[name]["spec"]["display_name"].startswith("Python 3 (GPU")]
+        shown = specs[kernel]["spec"]["display_name"]
+        write(hub.folder / "homes" / "ada" / "week1.ipynb", kernel)
+        context = await browser.new_context(viewport={"width": 1100, "height": 700})
+        context.set_default_timeout(PATIENCE)
+        page = await context.new_page()
+        await page.goto(f"{hub.url}/hub/login?next=/hub/home")
+        await page.fill("#username_input", "ada")
+        await page.fill("#password_input", "any")
+        await page.click("#login_submit")
+        await page.wait_for_url("**/hub/home")
+        await page.goto(f"{hub.url}/user/ada/lab/tree/week1.ipynb")
+        await run_cell(page, "kept = 42; print('kept:', kept)", shown)
+        await expect(output(page)).to_have_text("kept: 42")
+        await page.close()
+        await stop(hub)
+        assert images(asleep) == 1
+        await start(hub)
+        page = await context.new_page()
+        await page.goto(f"{hub.url}/user/ada/lab/tree/week1.ipynb")
+        await told(page, "Your kernel from today ").get_by_role("button", name="Continue").click()
+        await expect(status(page)).to_have_text(HELD)
+        await run_cell(page, "print('kept:', kept)", shown)
+        await expect(output(page)).to_have_text("kept: 42")
+        assert images(asleep) == 0
+    finally:
+        await hub.end()

@@ -73,13 +73,13 @@ def install(env: JupyterEnv, name: str = "keeper", **more: Any) -> str:
 
 
 @asynccontextmanager
-async def serving(env: JupyterEnv) -> AsyncIterator[Server]:
-    """Run a server; it is stopped as by SIGTERM."""
+async def serving(env: JupyterEnv, stop: signal.Signals = signal.SIGTERM) -> AsyncIterator[Server]:
+    """Run a server; it is stopped by a signal, as a JupyterHub does, which sends SIGINT to local ones."""
     server = Server(env)
     try:
         await eventually(server.started, within=120)
         yield server
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(stop)
         await server.ended()
     finally:
         server.process.kill()
@@ -109,7 +109,7 @@ async def test_a_stopped_servers_kernel_goes_on_with_the_next_one(jupyter_env: J
         await server.ask("PATCH", f"api/sessions/{json.loads(session.body)['id']}", renamed)
     assert len(images(jupyter_env)) == 1
     await eventually(jupyter_env.is_empty)
-    async with serving(jupyter_env) as server:
+    async with serving(jupyter_env, signal.SIGINT) as server:
         session = await server.open_notebook("week1.ipynb", kernel)
         assert not await jupyter_env.leases()
         state = json.loads((await server.ask("GET", "gpu-pool/api/slices")).body)

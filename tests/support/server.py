@@ -35,6 +35,7 @@ class Server:
                 [*(sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"), f"--port={port}"],
                 cwd=self._notebooks,
                 env={**os.environ, "JUPYTER_TOKEN": TOKEN, **variables},
+                stdin=subprocess.DEVNULL,  # with a terminal, it would ask there whether SIGINT is meant
                 stdout=log,
                 stderr=log,
             )

@@ -8,6 +8,8 @@ nothing else of this package is imported before a page asks.
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
@@ -27,6 +29,7 @@ def _load_jupyter_server_extension(server: Any) -> None:
 
     add_handlers(server)
     _leave_kernels_at_the_end(server)
+    _end_by_sigint_as_by_sigterm(server)
     _leave_notices_out_of_files(server)
     server.io_loop.add_callback(start_templates, server)
 
@@ -63,6 +66,18 @@ def _leave_kernels_at_the_end(server: Any) -> None:
         await ensure_async(shut_down(now=now))
 
     manager.shutdown_all = leave_and_shut_down
+
+
+def _end_by_sigint_as_by_sigterm(server: Any) -> None:
+    """Let a server end in order to which JupyterHub sends SIGINT, as its spawners of local processes do.
+
+    Without a terminal, jupyter_server leaves that signal to Python: its loop is broken off, and kernels end
+    unasked. With one, it asks whoever is there, or the Hub has changed that.
+    """
+    is_left = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    stop = getattr(server, "_signal_stop", None)
+    if is_left and stop is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, stop)
 
 
 async def start_templates(server: Any) -> None:

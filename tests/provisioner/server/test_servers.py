@@ -30,7 +30,7 @@ loop = SimpleNamespace(add_callback=lambda *_: None)
 contents = SimpleNamespace(register_pre_save_hook=lambda hook: None)
 server = SimpleNamespace(
     web_app=app, io_loop=loop, kernel_spec_manager=KernelSpecManager(), contents_manager=contents,
-    kernel_manager=SimpleNamespace(shutdown_all=None),
+    kernel_manager=SimpleNamespace(shutdown_all=None), _signal_stop=lambda *_: None,
 )
 extension._load_jupyter_server_extension(server)
 pages = added[0][2]["pages"]
