@@ -77,9 +77,8 @@ _UNREACHED: Final = (
 #: Files in a job's folder: its id, once it was submitted; and that one of this pool's processes has ended it.
 _SUBMITTED: Final = "job"
 _ENDED: Final = "ended"
-#: Seconds between two looks at the folders of jobs; and after which one without a job is left over.
+#: Seconds between two looks at the folders of jobs.
 _FOLDERS_EVERY: Final = 3.0
-_LEFT_OVER_AFTER: Final = 600.0
 _STAGES: Final = {"CONFIGURING": "Its node is being prepared.", "RUNNING": "Its job has begun."}
 
 
@@ -288,7 +287,7 @@ class SlurmBackend(Backend):
         """Remove the folders of jobs that were never submitted, since their server was killed."""
         for folder in launching.base().glob(f"{self._mark}-*-*"):
             with suppress(OSError):
-                is_old = folder.stat().st_mtime < time.time() - _LEFT_OVER_AFTER
+                is_old = folder.stat().st_mtime < time.time() - launching.LEFT_OVER_AFTER
                 if is_old and not (folder / _SUBMITTED).exists():
                     shutil.rmtree(folder, ignore_errors=True)
 
@@ -319,10 +318,6 @@ class SlurmBackend(Backend):
                 return self._state(lease.id, known)
             await self.end(lease.id)
             shutil.rmtree(known.folder, ignore_errors=True)
-        tunnel = {**await self._tunnels.expect(lease.id), "addresses": self._settings.addresses()}
-        folder = launching.write_order(
-            f"{self._mark}-{lease.id}", lease, kernel, alone=ALONE, tunnel=tunnel, variables={}
-        )
         course, node = await self._course(lease.holder.course), lease.slices[0].device.node
         partition = self._partition(course)
         kinds = jobs.read_kinds(self._nodes, partition)
@@ -330,6 +325,11 @@ class SlurmBackend(Backend):
         if kind is None:
             where = jobs.partition_named(partition)
             raise NotAllowed(f"Slurm has no such GPU in {where} any more.", "Start the kernel anew.")
+        launcher = launching.launcher()
+        tunnel = {**await self._tunnels.expect(lease.id), "addresses": self._settings.addresses()}
+        folder = launching.write_order(
+            f"{self._mark}-{lease.id}", lease, kernel, alone=ALONE, tunnel=tunnel, variables={}
+        )
         options = [
             *("--parsable", "--export=ALL", "--no-requeue", "--nodes=1", "--ntasks=1"),
             f"--gres={kind.gres(lease.request)}",
@@ -339,7 +339,7 @@ class SlurmBackend(Backend):
             f"--chdir={folder}",
             *self._settings.options(course),
         ]
-        command = shlex.join(launching.command(kernel, folder))
+        command = shlex.join(launching.command(kernel, launcher, folder))
         if self._tracks_keys and lease.holder.course:
             options.append(f"--wckey={_plain(lease.holder.course)}")
         lines = None if course is None else course.prologue

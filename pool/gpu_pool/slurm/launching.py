@@ -27,6 +27,8 @@ _REACHED_EVERY: Final = 0.02
 _MOST_SHOWN: Final = 200
 #: The file in a job's folder in which its main process says where it listens.
 _ADDRESS: Final = "address.json"
+#: Seconds after which the folder of a job, or of a step, may be left over.
+LEFT_OVER_AFTER: Final = 600.0
 #: Where a job's output goes, in its folder.
 OUTPUT: Final = "output.txt"
 
@@ -84,15 +86,19 @@ def write_order(
     return folder
 
 
-def command(kernel: KernelCommand, folder: Path) -> list[str]:
-    """Return the command of a job's main process, which runs what :func:`write_order` has written.
+def launcher() -> Path:
+    """Return what a job's main process runs, which is known before there is anything to remove again.
 
     Raises ``PoolUnreachable`` where that is not installed.
     """
     found = find_spec("gpu_pool_kernels")
     if found is None or not found.submodule_search_locations:
         raise PoolUnreachable("The kernels' part of jupyter-gpu-pool is not installed.", "Install it again.")
-    launcher = Path(next(iter(found.submodule_search_locations)), "inkernel", "launch.py")
+    return Path(next(iter(found.submodule_search_locations)), "inkernel", "launch.py")
+
+
+def command(kernel: KernelCommand, launcher: Path, folder: Path) -> list[str]:
+    """Return the command of a job's main process, which runs what :func:`write_order` has written."""
     return [kernel.argv_here[0], str(launcher), "job", str(folder)]
 
 

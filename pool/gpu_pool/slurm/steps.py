@@ -61,8 +61,6 @@ _ENDED_BY_SLURM: Final = re.compile(
 )
 #: Nodes that are asked at once; seconds in which one answers; and until those are asked again that did not.
 _AT_ONCE, _SAYS_WITHIN, _AGAIN_AFTER = 16, 20.0, 60.0
-#: Seconds after which the folder of a step may be left over.
-_LEFT_OVER_AFTER: Final = 600.0
 #: Seconds between two looks at a step that starts, at one that runs; and for one that is to end.
 _SOON, _GLANCE, _ENDS_WITHIN = 0.03, 0.25, 10.0
 #: Becomes ``srun``, and ends it, and with it its step, once the server's end of its standard input is closed
@@ -272,6 +270,7 @@ class StepHost:
             raise NotAllowed(f"The node {name!a} is not of Slurm job {self._job}.", "Start the kernel anew.")
         own, is_ipython = {**os.environ, **kernel.environment}, not _IPYTHON.isdisjoint(kernel.argv_here)
         variables = slice_environment(lease, "".join(kernel.argv_here[:1]), own, hook=is_ipython)
+        launcher = launching.launcher()
         folder = launching.write_order(
             f"step-{self._job}-{lease.id}",
             lease,
@@ -281,7 +280,7 @@ class StepHost:
             variables=variables,
         )
         named = [f"--job-name=gpu-pool-{lease.id}", f"--chdir={folder}"]
-        words = [*node.step(self._job), *named, *launching.command(kernel, folder)]
+        words = [*node.step(self._job), *named, *launching.command(kernel, launcher, folder)]
         try:
             process = _started(words, folder)
         except OSError as error:
@@ -372,7 +371,7 @@ class StepHost:
 
 def _remove_leftovers(own_job: str) -> None:
     """Remove what steps of jobs that are over have left: all of a job may be killed at its end."""
-    old = time.time() - _LEFT_OVER_AFTER
+    old = time.time() - launching.LEFT_OVER_AFTER
     left = [each for each in launching.base().glob("step-*-*") if each.stat().st_mtime < old]
     if left:
         live = {own_job, *ask("squeue", "--noheader", "--me", "--format=%A").split()}

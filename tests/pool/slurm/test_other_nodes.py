@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.slurm import steps
+from gpu_pool.slurm import launching, steps
 from gpu_pool.slurm.steps import JobNode, OtherNodes, StepHost
 from gpu_pool.store.errors import StoreUnusable
-from gpu_pool_client import WHOLE, PoolUnreachable
+from gpu_pool_client import WHOLE, KernelCommand, Lease, LeaseState, PoolUnreachable, Slice
 from support.jupyter_env import eventually
 from support.pools import V100
+from support.session_world import lease
 
 _NODE, _SILENT = JobNode("n2", "gpu:1", 2, "127.0.0.1"), JobNode("n3", "gpu:1", 2, "127.0.0.1")
 _GPU = replace(V100, node="n2")
@@ -156,3 +157,23 @@ def test_what_another_version_has_written_is_not_read(
     [written] = store.parent.iterdir()
     written.write_text(text)
     assert StepHost("7", "n1", store).look() == _HALF
+
+
+def _held() -> Lease:
+    return replace(lease(LeaseState.HELD), slices=(Slice(_GPU, 20, 600),))
+
+
+_KERNEL = KernelCommand(("python",), {"key": "secret"}, argv_here=("python",))
+
+
+async def test_no_key_is_left_of_a_step_that_cannot_be_started(
+    store: Path, finds: list[OtherNodes | Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(store.parent.parent / "data"))
+    monkeypatch.setattr(launching, "find_spec", lambda _: None)
+    finds.append(_KNOWN)
+    host = StepHost("7", "n1", store)
+    host.look()
+    with pytest.raises(PoolUnreachable, match="part of jupyter-gpu-pool is not installed"):
+        await host.launch(_held(), _KERNEL, None)
+    assert not list(store.parent.parent.rglob("kernel.json"))
