@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
@@ -187,6 +188,20 @@ async def test_the_end_of_the_kernel_is_the_end_of_its_step(allocate: Allocate) 
     async with frontend(manager) as page:
         step = (await page.run(_SHOW).done()).outputs[-1].split()[2]
         assert f"{shell.job}.{step}" in shell.steps()
+    await manager.shutdown_kernel(now=True)
+    await eventually(shell.is_empty)
+
+
+async def test_a_step_whose_srun_does_not_end_is_ended_by_slurm(
+    allocate: Allocate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_pool.slurm.launching.ALONE", 10_000)
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+    [srun] = [each for each in psutil.Process().children() if each.name() == "srun"]
+    srun.suspend()
     await manager.shutdown_kernel(now=True)
     await eventually(shell.is_empty)
 

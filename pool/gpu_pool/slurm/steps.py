@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -201,6 +201,8 @@ class Step:
     #: Where its kernel is reached; empty as long as it is not.
     address: str = ""
     ended_by_us: bool = False
+    #: What ends it, for all that wait for that.
+    ending: Future[None] | None = None
 
 
 class StepHost:
@@ -219,6 +221,7 @@ class StepHost:
         self._is_looking = False
         #: By lease.
         self._steps: dict[str, Step] = {}
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "gpu-pool-steps")
         self._is_stopped = False
 
     def look(self) -> OtherNodes:
@@ -279,7 +282,7 @@ class StepHost:
             tunnel={},
             variables=variables,
         )
-        named = [f"--job-name=gpu-pool-{lease.id}", f"--chdir={folder}"]
+        named = [f"--job-name={_step_name(lease.id)}", f"--chdir={folder}"]
         words = [*node.step(self._job), *named, *launching.command(kernel, launcher, folder)]
         try:
             process = _started(words, folder)
@@ -339,21 +342,27 @@ class StepHost:
     async def end(self, lease_id: str) -> None:
         """See ``KernelHost.end``."""
         step = self._steps.get(lease_id)
-        if step is not None and not step.ended_by_us:
+        if step is None:
+            return
+        if step.ending is None:
             step.ended_by_us = True
-            await asyncio.to_thread(_stop, step.process)
+            name = _step_name(lease_id)
+            step.ending = self._threads.submit(_stop, step.process, self._job, name)
+        await asyncio.shield(asyncio.wrap_future(step.ending))
 
     async def _end(self, lease_id: str) -> None:
+        step = self._steps.get(lease_id)
         await self.end(lease_id)
-        if (step := self._steps.pop(lease_id, None)) is not None:
+        if step is not None and self._steps.get(lease_id) is step:
+            del self._steps[lease_id]
             shutil.rmtree(step.folder, ignore_errors=True)
 
     async def settle(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
         """End the steps of leases that have ended."""
         known = set(self._steps)
         if known:
-            for lease_id in known - {lease.id for lease in await living()}:
-                await self._end(lease_id)
+            ended = known - {lease.id for lease in await living()}
+            await asyncio.gather(*map(self._end, ended))
 
     def activity(self, lease_id: str) -> Activity:
         """Return nothing: nobody looks at the GPUs of other nodes."""
@@ -392,15 +401,27 @@ def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a step by ending its srun, whose end is its own. Blocks."""
+def _step_name(lease_id: str) -> str:
+    return f"gpu-pool-{lease_id}"
+
+
+def _stop(process: subprocess.Popen[bytes], job: str, name: str) -> None:
+    """End a step by ending its srun, whose end is its own; or else by Slurm. Blocks."""
     _let_go(process)
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_ENDS_WITHIN)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        return
+    process.kill()
+    words = ("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
+    try:
+        shown = [line.split() for line in ask(*words, within=_ENDS_WITHIN).splitlines()]
+        for number in [each[0] for each in shown if each[1:] == [name]]:
+            ask("scancel", number, within=_ENDS_WITHIN)
+    except (NotAllowed, PoolUnreachable) as error:
+        get_logger().warning("A step of Slurm job %s may not have ended: %s", job, error)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it is in the kernel's hands
+        process.wait(_ENDS_WITHIN)
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
