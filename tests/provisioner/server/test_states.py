@@ -20,6 +20,11 @@ async def test_a_page_sees_a_kernel_wait_get_its_slice_and_go(
     jupyter_env: JupyterEnv, pages: PagesServer
 ) -> None:
     assert await pages.state() == NOTHING
+    # Its kernel is not ready before it may: a page that reads slowly hears of the newest state alone.
+    startup, may = jupyter_env.folder / "ipython/profile_default/startup", jupyter_env.folder / "may"
+    startup.mkdir(parents=True)
+    waits = f"import os, time\nwhile not os.path.exists({str(may)!r}): time.sleep(0.01)\n"
+    (startup / "00-waits.py").write_text(waits)
     name, held = jupyter_env.install("Python 3 (GPU  2%)"), await jupyter_env.fill("1")
     async with pages.page() as page:
         await page.sees(lambda state: state == NOTHING)
@@ -30,6 +35,8 @@ async def test_a_page_sees_a_kernel_wait_get_its_slice_and_go(
         assert waiting["actions"]["leave-queue"] == {"keeps_variables": True}
         await page.sees(lambda state: "Nothing is free" in state["slices"][0]["message"])
         await jupyter_env.pool.release(held.id)
+        await page.sees_slice(state="starting")
+        may.touch()
         now = await page.sees_slice(state="held", position=None, notebook="one.ipynb")
         assert now["devices"] == [{"name": "V100-SXM2-32GB", "simulated": True}]
         assert now["memory"] == {
