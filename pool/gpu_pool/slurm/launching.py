@@ -29,6 +29,8 @@ _MOST_SHOWN: Final = 200
 _ADDRESS: Final = "address.json"
 #: Seconds after which the folder of a job, or of a step, may be left over.
 LEFT_OVER_AFTER: Final = 600.0
+#: Bytes of the end of a job's output that are read.
+_MOST_READ: Final = 1 << 16
 #: Where a job's output goes, in its folder.
 OUTPUT: Final = "output.txt"
 
@@ -116,17 +118,24 @@ def read_ports(folder: Path) -> tuple[dict[str, int], str]:
     return {}, ""
 
 
+def output_end(folder: Path) -> str:
+    """Return the end of what a job has written; empty where nothing can be read. It may be gigabytes."""
+    with suppress(OSError), (folder / OUTPUT).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _MOST_READ))
+        return file.read().decode(errors="replace")
+    return ""
+
+
 def last_words(folder: Path) -> str:
     """Return a sentence with the last line that a job has written; empty where there is none.
 
     What Slurm adds to say that it has ended counts only where there is nothing else.
     """
-    with suppress(OSError):
-        lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()
-        own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
-        if last := (own or lines)[-1:]:
-            return f" Its last words: {last[0][:_MOST_SHOWN]}"
-    return ""
+    lines = output_end(folder).strip().splitlines()
+    own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
+    last = (own or lines)[-1:]
+    return f" Its last words: {last[0][:_MOST_SHOWN]}" if last else ""
 
 
 async def answers(address: str, port: int) -> bool:

@@ -332,10 +332,7 @@ class StepHost:
         """Say how a step has ended that failed: as Slurm says it, or with its last words."""
         if not code:
             return ""
-        said = ""
-        with contextlib.suppress(OSError):
-            said = (step.folder / launching.OUTPUT).read_text(errors="replace")
-        found = _ENDED_BY_SLURM.search(said)
+        found = _ENDED_BY_SLURM.search(launching.output_end(step.folder))
         last = f" Slurm says: {found[1]}" if found else launching.last_words(step.folder)
         return f"The step of Slurm job {self._job} on {step.node.name} ended with status {code}.{last}"
 

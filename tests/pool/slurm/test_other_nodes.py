@@ -177,3 +177,12 @@ async def test_no_key_is_left_of_a_step_that_cannot_be_started(
     with pytest.raises(PoolUnreachable, match="part of jupyter-gpu-pool is not installed"):
         await host.launch(_held(), _KERNEL, None)
     assert not list(store.parent.parent.rglob("kernel.json"))
+
+
+def test_of_gigabytes_that_a_job_has_written_its_end_is_read(tmp_path: Path) -> None:
+    with (tmp_path / launching.OUTPUT).open("wb") as file:
+        file.seek(1 << 33)
+        file.write(b"\nthe end\nslurmstepd: error: it was killed\n")
+    assert launching.last_words(tmp_path) == " Its last words: the end"
+    assert len(launching.output_end(tmp_path)) <= 1 << 16
+    assert launching.last_words(tmp_path / "gone") == ""
