@@ -33,7 +33,7 @@ def health(session: CommandSession) -> int:
     "gpu-pool doctor",
     "gpu-pool doctor --json",
     "gpu-pool doctor --cluster",
-    "gpu-pool doctor --hibernation /opt/criu/sbin/criu",
+    "gpu-pool doctor --hibernation /usr/local/sbin/criu",
 )
 @click.option(
     "--cluster",
