@@ -293,6 +293,23 @@ os.waitpid(child, 0)
 """
 
 
+async def test_where_another_criu_is_in_the_way_it_is_run_again(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    first, program = tmp_path / "first", tmp_path / "criu"
+    program.write_text(
+        f"#!/bin/sh\nif [ $1 = dump ] && [ ! -e {first} ]; then touch {first}\n"
+        """echo "(00.1) Error (criu/x.c:1): Can't create a directory (-17)" > "$5/dump.log"; exit 1; fi\n"""
+        f'exec {CRIU} "$@"\n'
+    )
+    program.chmod(0o755)
+    async with sleeper(jupyter_env, manager, criu=str(program)) as (km, page):
+        await printed(page, "kept = 1")
+        await asleep(km)
+        assert first.exists()
+        assert await printed(page, "print(kept)") == "1\n"
+
+
 async def test_a_kernel_has_no_port_of_its_own_while_it_sleeps_and_hears_its_children_when_it_wakes(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:

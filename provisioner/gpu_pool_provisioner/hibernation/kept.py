@@ -87,6 +87,9 @@ def _first_error(log: str) -> str:
     return f"{told[0].strip().rstrip('.')[:300]}." if told else "it does not say why."
 
 
+#: What one of several CRIUs that run at once says, where two make a directory; how often it is run again.
+_IN_THE_WAY: Final = "Can't create a directory (-17)"
+_TRIES: Final = 3
 #: The folders of kernels of this process that are being written, and the bytes that each may take.
 _reserved: Final[dict[int, tuple[str, int]]] = {}
 _reserving: Final = threading.Lock()
@@ -232,6 +235,11 @@ class KeptKernel:
         try:
             folder = await asyncio.to_thread(self._prepared)
             log = await self._dumped(folder)
+            for _ in range(_TRIES):
+                if log is None or _IN_THE_WAY not in log:
+                    break
+                folder = await asyncio.to_thread(self._prepared)
+                log = await self._dumped(folder)
             if log is not None:
                 get_logger().info("CRIU did not write a kernel to disk: %s", log)
                 raise StaysAwakeError(f"CRIU says: {log}")  # noqa: TRY301 - as where the disk is full
