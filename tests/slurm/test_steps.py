@@ -210,7 +210,9 @@ async def _is_dead(manager: AsyncKernelManager) -> bool:
     return not await manager.is_alive()
 
 
-async def test_what_steps_of_jobs_that_are_over_have_left_is_removed(allocate: Allocate) -> None:
+async def test_the_start_of_a_kernel_and_no_look_removes_what_steps_of_jobs_that_are_over_have_left(
+    allocate: Allocate,
+) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
     folder = shell.env.folder / "data" / "gpu-pool-jobs"
     for name in ("step-987654-1-ab-1", f"step-{shell.job}-1-ab-1"):
@@ -218,7 +220,13 @@ async def test_what_steps_of_jobs_that_are_over_have_left_is_removed(allocate: A
         os.utime(folder / name, (0, 0))
     (folder / "step-987654-2-cd-1").mkdir()
     assert len((await shell.env.pool.status()).devices) == 2
-    assert {each.name for each in folder.iterdir()} == {f"step-{shell.job}-1-ab-1", "step-987654-2-cd-1"}
+    assert (folder / "step-987654-1-ab-1").exists()
+    manager = await shell.start("1 model=t4")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+    assert not (folder / "step-987654-1-ab-1").exists()
+    assert (folder / f"step-{shell.job}-1-ab-1").exists()
+    assert (folder / "step-987654-2-cd-1").exists()
 
 
 async def test_a_kernel_that_dies_says_how_and_a_restart_is_in_the_same_step(allocate: Allocate) -> None:

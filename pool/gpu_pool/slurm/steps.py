@@ -249,7 +249,6 @@ class StepHost:
     def _found(self, before: OtherNodes) -> OtherNodes:
         """Return what there is, or else what is known of it; and write it down."""
         try:
-            _remove_leftovers(self._job)
             found = find_other_nodes(self._job, self._here, before)
         except (NotAllowed, PoolUnreachable) as error:
             get_logger().warning("Slurm does not say which other nodes job %s has: %s", self._job, error)
@@ -274,6 +273,8 @@ class StepHost:
         own, is_ipython = {**os.environ, **kernel.environment}, not _IPYTHON.isdisjoint(kernel.argv_here)
         variables = slice_environment(lease, "".join(kernel.argv_here[:1]), own, hook=is_ipython)
         launcher = launching.launcher()
+        with contextlib.suppress(NotAllowed, PoolUnreachable):  # the next kernel's start tries again
+            await asyncio.to_thread(_remove_leftovers, self._job)
         folder = launching.write_order(
             f"step-{self._job}-{lease.id}",
             lease,
@@ -378,7 +379,10 @@ class StepHost:
 def _remove_leftovers(own_job: str) -> None:
     """Remove what steps of jobs that are over have left: all of a job may be killed at its end."""
     old = time.time() - launching.LEFT_OVER_AFTER
-    left = [each for each in launching.base().glob("step-*-*") if each.stat().st_mtime < old]
+    left: list[Path] = []
+    for each in launching.base().glob("step-*-*"):
+        with contextlib.suppress(FileNotFoundError):  # its own process has removed it meanwhile
+            left += [each] if each.stat().st_mtime < old else []
     if left:
         live = {own_job, *ask("squeue", "--noheader", "--me", "--format=%A").split()}
         for folder in left:
