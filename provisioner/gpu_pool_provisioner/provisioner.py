@@ -534,12 +534,12 @@ class GPUPoolProvisioner(SliceSettings):
         ``variables`` are those of its slice. Raises ``OSError``, and ``CannotWakeError``.
         """
         from gpu_pool_provisioner.hibernation.kept import KeptKernel
-        from gpu_pool_provisioner.hibernation.left import Record
+        from gpu_pool_provisioner.hibernation.left import KernelRecord
 
         connection, image = backend.connection, driver.kept.image if driver.kept is not None else None
         record = None
         if self._owner is not None:
-            record = Record(self._owner, connection["ip"], connection["key"], variables)
+            record = KernelRecord(self._owner, connection["ip"], connection["key"], variables)
         if driver.kept is not None and image is not None:
             kept, before = driver.kept, image.record.variables
             names = {**before, **variables}

@@ -38,7 +38,7 @@ from gpu_pool_provisioner.session.session import MARGIN
 
 if TYPE_CHECKING:  # few kernels sleep
     from gpu_pool_provisioner.hibernation.kept import KeptKernel
-    from gpu_pool_provisioner.hibernation.left import Record
+    from gpu_pool_provisioner.hibernation.left import KernelRecord
 
 #: How often a kernel is launched whose ports others take before it: whoever does it goes on.
 _LAUNCHES: Final = 20
@@ -372,7 +372,7 @@ class KernelWork:
             return await self._stays_awake(kept, run, str(error))
         return events.Hibernated(-(-size // _MIB))
 
-    async def _note(self, kept: KeptKernel, record: Record, run: ProcessRun) -> None:
+    async def _note(self, kept: KeptKernel, record: KernelRecord, run: ProcessRun) -> None:
         """Note what another server must know that goes on with the kernel, and what its user reads of it."""
         if self._driver.on_slice is not None:
             record.variables.update(self._driver.on_slice.variables)

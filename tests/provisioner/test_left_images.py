@@ -14,7 +14,7 @@ import pytest
 from gpu_pool_provisioner.folders import HeldFolder, hold_left
 from gpu_pool_provisioner.hibernation import left
 from gpu_pool_provisioner.hibernation.images import taken_bytes
-from gpu_pool_provisioner.hibernation.left import KEPT_FOR, LeftImage, Owner, Record
+from gpu_pool_provisioner.hibernation.left import KEPT_FOR, KernelRecord, LeftImage, Owner
 
 ADA = Owner(0, "ada", "/home/ada/week1.ipynb", "python3-gpu")
 
@@ -32,7 +32,7 @@ def leave(parent: str, owner: Owner = ADA, at: float = 1000.0) -> LeftImage:
     image = Path(folder.path, "image")
     image.mkdir()
     (image / "pages-1.img").write_bytes(b"x" * (3 << 20))
-    return left.leave(folder, Record(owner, "/tmp/kernel", "key", {}, count=14, at=at))
+    return left.leave(folder, KernelRecord(owner, "/tmp/kernel", "key", {}, count=14, at=at))
 
 
 def test_its_owner_has_it_once_nobody_holds_it(parent: str) -> None:

@@ -190,7 +190,7 @@ def _look(job: str, node: JobNode) -> OtherNodes:
 
 
 @dataclass(slots=True)
-class Step:
+class KernelStep:
     """The step of one lease's kernel."""
 
     node: JobNode
@@ -220,7 +220,7 @@ class StepHost:
         self.others: OtherNodes | None = None
         self._is_looking = False
         #: By lease.
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, KernelStep] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, "gpu-pool-steps")
         self._is_stopped = False
 
@@ -290,7 +290,7 @@ class StepHost:
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise PoolUnreachable(f"Slurm's srun cannot be run: {error.strerror}.") from error
-        step = self._steps[lease.id] = Step(node, folder, kernel, process)
+        step = self._steps[lease.id] = KernelStep(node, folder, kernel, process)
         get_logger().info("A step of Slurm job %s on %s was started for lease %s", self._job, name, lease.id)
         return self._state(step)
 
@@ -311,12 +311,12 @@ class StepHost:
                 return found
             await asyncio.sleep(_GLANCE if step.address else _SOON)
 
-    def _state(self, step: Step) -> KernelPod:
+    def _state(self, step: KernelStep) -> KernelPod:
         now = self._phase(step)
         told = f"{step.process.pid} {now.phase.value} {now.message} {now.address}"
         return replace(now, version=hashlib.sha256(told.encode()).hexdigest()[:12])
 
-    def _phase(self, step: Step) -> KernelPod:
+    def _phase(self, step: KernelStep) -> KernelPod:
         code = step.process.poll()
         if code is not None:
             _let_go(step.process)
@@ -329,7 +329,7 @@ class StepHost:
         unreached = f"Its step listens on {step.node.name}, which cannot be reached from here."
         return KernelPod("", PodPhase.STARTING, message=unreached if step.ports else "Its step starts.")
 
-    def _how_ended(self, step: Step, code: int) -> str:
+    def _how_ended(self, step: KernelStep, code: int) -> str:
         """Say how a step has ended that failed: as Slurm says it, or with its last words."""
         if not code:
             return ""

@@ -110,7 +110,7 @@ class KeptKernel:
         #: Whether it goes on from its image, or did since it slept last: the image is nobody's then.
         self._goes_on = False
         #: What the next server must know of it; None where its images end with this process.
-        self.record: left.Record | None = None
+        self.record: left.KernelRecord | None = None
         #: What changes in its environment where it goes on from another server's image.
         self.changed: dict[str, tuple[str | None, str | None]] = {}
         self._process: ContinuedProcess | None = None
@@ -274,7 +274,7 @@ class KeptKernel:
             self._ports = _hold(header.listens)
         return header.size
 
-    async def _leave_folder(self, folder: HeldFolder, record: left.Record) -> None:
+    async def _leave_folder(self, folder: HeldFolder, record: left.KernelRecord) -> None:
         """Let the image outlive this process. Given up meanwhile, it is known all the same, to be removed."""
         leaving = asyncio.ensure_future(asyncio.to_thread(left.leave, folder, record))
         try:

@@ -56,7 +56,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KernelRecord:
     """What the next server must know of the kernel in an image."""
 
     owner: Owner
@@ -74,7 +74,7 @@ class Record:
 class LeftImage:
     """One image that this process holds, and that stays when it ends."""
 
-    def __init__(self, path: str, held: int, record: Record) -> None:
+    def __init__(self, path: str, held: int, record: KernelRecord) -> None:
         """Take the folder, what holds it, and what is said in it."""
         self.path = path
         self.held = held
@@ -115,7 +115,7 @@ class LeftImage:
             self._release()
 
 
-def leave(folder: HeldFolder, record: Record) -> LeftImage:
+def leave(folder: HeldFolder, record: KernelRecord) -> LeftImage:
     """Let the whole image in a folder outlive this process, in place of others of its owner.
 
     Blocks. Raises ``OSError``.
@@ -127,7 +127,7 @@ def leave(folder: HeldFolder, record: Record) -> LeftImage:
     return LeftImage(path, held, record)
 
 
-def _write(path: str, record: Record) -> None:
+def _write(path: str, record: KernelRecord) -> None:
     """Say in an image's folder what it is of, at once or not at all."""
     new = Path(path, f"{_FILE}.new")
     with new.open("w") as file:
@@ -180,7 +180,7 @@ def _erase(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _found(parent: str) -> list[tuple[str, Record | None]]:
+def _found(parent: str) -> list[tuple[str, KernelRecord | None]]:
     """Return the folders of images with what is said in them; None where nothing that can be read."""
     with suppress(OSError):
         seen = Path(parent).stat()
@@ -189,11 +189,11 @@ def _found(parent: str) -> list[tuple[str, Record | None]]:
     return []
 
 
-def _read(path: str) -> Record | None:
+def _read(path: str) -> KernelRecord | None:
     try:
         said = json.loads(Path(path, _FILE).read_text())
         if said.pop("version") == _VERSION and Path(path, images.IMAGE).is_dir():
-            return Record(owner=Owner(**said.pop("owner")), **said)
+            return KernelRecord(owner=Owner(**said.pop("owner")), **said)
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
