@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from gpu_pool.clock import Clock
@@ -26,17 +25,6 @@ _AT_AN_END: Final = 4
 AT_A_TIME: Final = 500
 #: Users whose rows are counted in memory.
 _MOST_KNOWN: Final = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class HistorySize:
-    """How much is kept of what has ended."""
-
-    #: Leases that are kept one by one, and rows of sums.
-    leases: int
-    sums: int
-    #: When the first of these leases ended, in Unix seconds; None where there is none.
-    oldest: float | None
 
 
 class HistoryTable:
@@ -90,10 +78,6 @@ class HistoryTable:
             sums += self._db.run("sums_of_history", {**values, **first}).fetchall()
         found = [*map(_sum, sums), *map(_row, reversed(rows))]
         return sorted(found, key=lambda each: each.ended_at) if sums else found
-
-    def size(self) -> HistorySize:
-        """Return how much is kept."""
-        return HistorySize(**dict(self._db.one("history_size")))
 
 
 def _row(row: sqlite3.Row) -> EndedLease:

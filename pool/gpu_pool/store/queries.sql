@@ -290,10 +290,6 @@ SELECT history.id, busy.began, busy.seconds
 FROM history JOIN busy ON busy.number = history.number
 WHERE history.ended_at >= :since ORDER BY history.number, busy.began LIMIT :most;
 
--- name: history_size
-SELECT (SELECT count(*) FROM history) AS leases, (SELECT count(*) FROM past_use) AS sums,
-       (SELECT min(ended_at) FROM history) AS oldest;
-
 -- name: take
 UPDATE device SET held_milli = held_milli + :milli, held_memory_mib = held_memory_mib + :memory_mib,
     held_contexts = held_contexts + :contexts, leases = leases + 1

@@ -10,7 +10,6 @@ from typing import Final, TypeAlias
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.store import yielding
 from gpu_pool.store.context import StoreContext
-from gpu_pool.store.history import HistorySize
 from gpu_pool_client import BadRequest, EndedLease
 
 #: Starts that are kept of each group of nodes, the latest, and versions of each course.
@@ -60,12 +59,6 @@ def busy_times(store: StoreContext, since: float) -> dict[str, tuple[Span, ...]]
         for row in store.db.run("busy_times", {"since": since, "most": _MOST_READ}).fetchall():
             found[row["id"]].append((row["began"], row["seconds"]))
     return {lease: tuple(spans) for lease, spans in found.items()}
-
-
-def history_size(store: StoreContext) -> HistorySize:
-    """Return how much is kept of what has ended."""
-    with store.db.snapshot():
-        return store.history.size()
 
 
 def forget_old(store: StoreContext) -> bool:

@@ -121,9 +121,6 @@ class HeldLease:
 class KernelRun(abc.ABC):
     """One run of the real kernel, and the relay to it."""
 
-    #: Whether it is a process of this machine: that takes signals, and is seen by whoever manages the kernel.
-    is_process = True
-
     def __init__(self, lease: HeldLease, end: asyncio.Future[None]) -> None:
         self._lease = lease
         #: Done when the kernel has ended.

@@ -87,8 +87,6 @@ class PodRequests:
 class PodRun(KernelRun):
     """One kernel in a pod, which is launched for it unless it was for the one before."""
 
-    is_process = False
-
     def __init__(
         self,
         pod: LeasePod,
