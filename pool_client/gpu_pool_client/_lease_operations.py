@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from gpu_pool_client._errors import NotAllowed
 from gpu_pool_client._giving_back import giving_back
-from gpu_pool_client._leases import Activity, EndReason, Lease, Outlook, TakingEffect
+from gpu_pool_client._leases import Activity, EndReason, Hibernation, Lease, Outlook, TakingEffect
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     OWNERS,
@@ -239,6 +239,24 @@ class LeaseOperations(abc.ABC):
             be parked now. Such a lease may be asked back, as YIELDED, once somebody waits.
         """
         await self._perform(LeaseOperations.report_busy, lease_id, spans, gives_way_since=gives_way_since)
+
+    @operation(
+        Http("POST", f"{LEASE}/hibernation", required=("hibernation",)),
+        may=OWNERS,
+        cost=Cost.DECISION,
+        decision="hibernation of {lease_id}",
+    )
+    async def report_hibernation(self, lease_id: str, hibernation: Hibernation) -> None:
+        """Say how a lease's kernel that can go to disk stands, whenever that changes.
+
+        Parameters
+        ----------
+        lease_id
+            The lease's id.
+        hibernation
+            Whether it is on disk, and why not.
+        """
+        await self._perform(LeaseOperations.report_hibernation, lease_id, hibernation)
 
     @operation(
         Http("POST", f"{LEASE}/resize"),

@@ -315,6 +315,20 @@ class Failure:
     image: str
 
 
+@dataclass(frozen=True, slots=True)
+class Hibernation:
+    """How a kernel that can go to disk stands, as its server says it."""
+
+    #: MiB of its image; None while it is awake.
+    image_mib: int | None = None
+    #: Why it stays awake, in sentences; empty where it is on disk, or may go there.
+    why_awake: str = ""
+    #: Whether it goes there once that is over, as where it runs a cell.
+    is_for_now: bool = False
+    #: Whether its image is there for the next server, too, when its own ends.
+    outlives_server: bool = False
+
+
 def memory_on_top(parts: Sequence[Slice], write: Callable[[int], str]) -> str:
     """Say how much memory may be used of each device where that is more than what is granted; else nothing.
 
@@ -383,6 +397,10 @@ class Lease:
     burst_since: float | None = None
     burst_before: float = 0.0
     burst_peak_mib: int = 0
+    #: Whether its kernel is to go to disk as soon as it is idle: an administrator drains its device for that.
+    hibernates: bool = False
+    #: How its kernel stands with that; None where nobody says that it can.
+    hibernation: Hibernation | None = None
 
     @property
     def message(self) -> str:

@@ -251,7 +251,7 @@ class Pool(LeaseOperations):
         decision="{drained}drain {device}",
         refusal=("Only an administrator can drain a GPU.", "Ask the administrator."),
     )
-    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+    async def drain(self, device: str, *, drained: bool = True, hibernate: bool = False) -> DeviceStatus:
         """Grant nothing more on a device, so that it is free once its leases have ended; or grant again.
 
         Parameters
@@ -260,6 +260,10 @@ class Pool(LeaseOperations):
             Its uuid or its index.
         drained
             False to grant on it again.
+        hibernate
+            Whether the kernels of its leases go to disk as soon as they are idle, as far as their servers can
+            do that, and stay there for as long as it is drained: :attr:`Lease.hibernates`. So do kernels that
+            are parked and may come back to any device.
 
         Returns
         -------
@@ -271,7 +275,7 @@ class Pool(LeaseOperations):
         BadRequest
             There is no such device.
         """
-        return await self._perform(Pool.drain, device, drained=drained)
+        return await self._perform(Pool.drain, device, drained=drained, hibernate=hibernate)
 
     @operation(
         Http("GET", "/history"),

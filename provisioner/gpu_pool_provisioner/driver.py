@@ -501,6 +501,8 @@ class SessionDriver:
                 self._do.let_go()
             case effects.ReleaseLease():
                 self.pool_work.release(effect.lease_id, effect.reason)
+            case effects.ReportHibernation():
+                self.pool_work.report_hibernation(effect.hibernation)
             case effects.StayBusy():
                 self._give_up(effects.GiveWay)
                 self.pool_work.stay_busy()

@@ -15,6 +15,7 @@ from gpu_pool_client import (
     BadRequest,
     EndReason,
     GpuPoolError,
+    Hibernation,
     Holder,
     Lease,
     LeaseGone,
@@ -86,6 +87,9 @@ class PoolWork:
         #: Names the requests to the pool, so that one whose answer was lost is not made twice.
         self._key = uuid.uuid4().hex
         self._telling: set[asyncio.Task[None]] = set()
+        #: What the pool is to know of the kernel's way to disk; it is told one after the other.
+        self._to_say: Hibernation | None = None
+        self._saying = asyncio.Lock()
 
     @property
     def pool(self) -> Pool:
@@ -113,6 +117,8 @@ class PoolWork:
                 return self._park_again()
             case effects.Resume():
                 return self._resume(work.lease)
+            case effects.FollowLease():
+                return self._follow_lease(work)
         return None
 
     def release(self, lease_id: str, reason: EndReason) -> None:
@@ -122,6 +128,21 @@ class PoolWork:
     def stay_busy(self) -> None:
         """Tell the pool that the kernel does not give way now."""
         self._tell(self._works(self._lease_id))
+
+    def report_hibernation(self, hibernation: Hibernation) -> None:
+        """Tell the pool how the kernel stands that can go to disk, unless it knows."""
+        lease = self._driver.session.lease
+        self._to_say = hibernation
+        if lease is None or lease.hibernation != hibernation:
+            self._tell(self._report_hibernation(self._lease_id, hibernation))
+
+    async def _report_hibernation(self, lease_id: str, hibernation: Hibernation) -> None:
+        async with self._saying:
+            if hibernation is self._to_say:  # what is said last holds
+                try:
+                    await self.pool.report_hibernation(lease_id, hibernation)
+                except GpuPoolError as error:
+                    get_logger().info("The pool was not told of a kernel's way to disk: %s", error)
 
     async def _works(self, lease_id: str) -> None:
         with suppress(GpuPoolError):
@@ -288,8 +309,24 @@ class PoolWork:
     async def _until_asked(self, lease_id: str) -> None:
         """Return once a held lease is asked back, or is not held any more."""
         async for lease in self.pool.watch(lease_id):
-            if lease.asked_back is not None or lease.state is not LeaseState.HELD:
+            is_asked = lease.asked_back is not None or lease.hibernates
+            if is_asked or lease.state is not LeaseState.HELD:
                 return
+
+    async def _follow_lease(self, known: effects.FollowLease) -> events.Event:
+        while True:
+            try:
+                async for lease in self.pool.watch(self._lease_id):
+                    self.see(lease)
+                    if lease.hibernates is not known.hibernates and lease.state is not LeaseState.ENDED:
+                        return events.LeaseNews()
+            except LeaseGone:
+                pass
+            except NOT_NOW:
+                await asyncio.sleep(self._driver.session.times.ask_again)
+                continue
+            # It has ended, which whoever asks for its slice again is told.
+            await asyncio.get_running_loop().create_future()
 
     async def _activity(self, relay: Relay | None = None) -> Activity:
         activity = await self.pool.activity(self._lease_id)

@@ -549,6 +549,8 @@ class GPUPoolProvisioner(SliceSettings):
             kept = driver.kept = KeptKernel(self.criu, self._hibernation_folder, self.hibernation_mib)
             self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
         kept.record = record
+        outlives = record is not None
+        driver.session = replace(driver.session, can_hibernate=True, image_outlives_server=outlives)
         # Signals go to the process that it has then.
         self.process, self.pgid = kept, None  # type: ignore[assignment]
         return kept.pid

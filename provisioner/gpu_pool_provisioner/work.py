@@ -342,16 +342,17 @@ class KernelWork:
 
     async def _hibernate(self) -> events.Event:
         event = await self._hibernated()
-        self.why_awake = event.why if isinstance(event, events.NotHibernated) else ""
+        why = event.why if isinstance(event, events.NotHibernated) else ""
+        self.why_awake = texts.stays_awake(why) if why else ""
         return event
 
     async def _hibernated(self) -> events.Event:
         kept, run, lease = self._driver.kept, self.run, self._driver.session.lease
         if kept is None or lease is None or not isinstance(run, ProcessRun):
-            return events.NotHibernated(texts.stays_awake(_NOT_KEPT))
+            return events.NotHibernated(_NOT_KEPT)
         try:
             if await self._pool.keeps_on_device():
-                return events.NotHibernated(texts.stays_awake(texts.USES_GPU))
+                return events.NotHibernated(texts.USES_GPU)
             if not await run.relay.is_idle(_ANSWERS_WITHIN):
                 return events.NotHibernated()
             await run.keep_lease()
@@ -392,7 +393,7 @@ class KernelWork:
             kept.end()
             return events.Died(texts.ended_before_sleep(why))
         self._goes_on(run)
-        return events.NotHibernated(texts.stays_awake(why))
+        return events.NotHibernated(why)
 
     async def _continued(self, kept: KeptKernel, lease: Lease, held: HeldLease) -> events.Event:
         """Let a kernel go on that another server has left on disk."""

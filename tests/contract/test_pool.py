@@ -13,6 +13,7 @@ from gpu_pool_client import (
     BadRequest,
     Device,
     EndReason,
+    Hibernation,
     Holder,
     LeaseGone,
     LeaseState,
@@ -357,6 +358,30 @@ async def test_draining_again_does_not_change_since_when(pool: Pool) -> None:
 async def test_a_device_that_is_not_there_cannot_be_drained(pool: Pool, device: Device) -> None:
     with pytest.raises(BadRequest, match=rf"There is: 0 \({device.uuid}\)"):
         await pool.drain("7")
+
+
+async def test_a_device_can_be_drained_so_that_the_kernels_on_it_go_to_disk(pool: Pool) -> None:
+    held = await take(pool, "50%", key())
+    assert not (await pool.get_lease(held)).hibernates
+    await pool.report_hibernation(held, Hibernation(None, "It has a connection.", outlives_server=True))
+    await pool.drain("0", hibernate=True)
+    lease = await pool.get_lease(held)
+    # Why it stayed awake before is tried anew.
+    assert (lease.hibernates, lease.hibernation) == (True, Hibernation(None, "", True, True))
+    await pool.report_hibernation(held, Hibernation(118))
+    assert [each.hibernation for each in (await pool.status()).leases] == [Hibernation(118)]
+    await pool.drain("0", drained=False)
+    lease = await pool.get_lease(held)
+    assert (lease.hibernates, lease.hibernation) == (False, Hibernation(118, "", True))
+    await pool.drain("0")
+    assert not (await pool.get_lease(held)).hibernates
+
+
+@pytest.mark.parametrize("mib", [-1, 2**62])
+async def test_no_image_has_such_a_size(pool: Pool, mib: int) -> None:
+    lease = await take(pool, "20%", key())
+    with pytest.raises(BadRequest):
+        await pool.report_hibernation(lease, Hibernation(mib))
 
 
 async def test_the_history_says_what_became_of_every_lease(pool: Pool) -> None:

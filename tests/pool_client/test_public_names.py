@@ -19,6 +19,7 @@ PUBLIC = [
     "EndedLease",
     "Enforcement",
     "Failure",
+    "Hibernation",
     "Filters",
     "GpuPoolError",
     "Holder",

@@ -70,6 +70,11 @@ def a_sleeper() -> Session:
     return replace(a_session(), hibernate_after=20.0)
 
 
+def a_kept_one() -> Session:
+    """Return one that begins, and whose kernel can go to disk when its device is drained for that."""
+    return replace(a_sleeper(), can_hibernate=True)
+
+
 def a_left_one() -> Session:
     """Return one that begins with a kernel that another server has left on disk."""
     return replace(a_session(), left="from yesterday 18:02 (320 MiB)")
@@ -332,6 +337,8 @@ class World:
                 stays = lambda: events.NotHibernated(self.chance.choice(["", "It works."]))  # noqa: E731
                 asleep = lambda: events.Hibernated(118)  # noqa: E731
                 return [asleep, asleep, stays]
+            case effects.FollowLease():
+                return [self._drained]
             case effects.Wake():
                 return [events.Woken, events.Woken, lambda: events.NotWoken("A file has changed.")]
             case effects.EndKernel():
@@ -365,9 +372,16 @@ class World:
         asked = self.chance.choice([None, None, EndReason.REVOKED, EndReason.YIELDED])
         initialised = self.chance.random() < 0.3
         activity = Activity(initialised=initialised, working=self.chance.choice([None, False, True]))
-        found = replace(self._lease(state), terms=terms, asked_back=asked)
+        drained = self.chance.random() < 0.2
+        found = replace(self._lease(state), terms=terms, asked_back=asked, hibernates=drained)
         is_busy, last = self.chance.random() < 0.3, self.now - self.chance.choice([0.0, 200.0])
         return events.Observed(found, is_busy, last, activity)
+
+    def _drained(self) -> events.Event:
+        """Let the device of a kernel without a slice be drained so that it goes to disk, or not any more."""
+        seen = replace(self._lease(LeaseState.PARKED), hibernates=not self.session.is_to_hibernate)
+        self.happen(events.LeaseSeen(seen))
+        return events.LeaseNews()
 
     def _of_the_kernel(self) -> events.Event:
         over = ExpiryStep(ExpiryAction.END, "It is over.", reason=EndReason.IDLE)

@@ -1,4 +1,4 @@
-"""``serve``, ``drain``, ``undrain``, ``why``, ``history``, ``report``: running and looking after a pool."""
+"""``serve``, ``why``, ``history``, ``report``: running and looking after a pool."""
 
 from __future__ import annotations
 
@@ -72,26 +72,6 @@ def why(session: CommandSession, lease_id: str | None) -> int:
     else:
         click.echo("The queue is empty.")
     return 0
-
-
-@verb("drain", "gpu-pool drain 0", "gpu-pool drain GPU-8f2a6c11")
-@click.argument("device", shell_complete=completing.devices)
-@json_option
-def drain(session: CommandSession, device: str) -> int:
-    """Let a GPU's leases end and grant nothing more on it.
-
-    DEVICE is an index or a uuid, as "gpu-pool list" shows them. Waiting
-    requests get other GPUs, or wait until it is undrained.
-    """
-    return _drain(session, device, drained=True)
-
-
-@verb("undrain", "gpu-pool undrain 0")
-@click.argument("device", shell_complete=completing.devices)
-@json_option
-def undrain(session: CommandSession, device: str) -> int:
-    """Grant slices of a drained GPU again."""
-    return _drain(session, device, drained=False)
 
 
 @verb(
@@ -170,22 +150,6 @@ def _failed(lease_id: str, failure: Failure) -> str:
     where = f"pod {failure.pod} on {failure.node or 'no machine'}, image {failure.image or 'unknown'}"
     said = formatting.safe(failure.message, 500)
     return f"{lease_id}: its kernel failed at {when}. {said} ({formatting.safe(where, 1_000)})"
-
-
-def _drain(session: CommandSession, device: str, *, drained: bool) -> int:
-    status = session.ask(lambda pool: pool.drain(device, drained=drained))
-    if session.as_json:
-        screen.show_json({"device": status.device.uuid, "drained": drained, "leases": status.leases})
-        return 0
-    name = f"GPU {status.device.index}, {formatting.safe(status.device.label)},"
-    if not drained:
-        click.echo(f"{name} is in use again.")
-    elif status.leases:
-        left = "1 lease is" if status.leases == 1 else f"{status.leases} leases are"
-        click.echo(f"{name} gets no new leases; {left} still on it. See: gpu-pool list -d")
-    else:
-        click.echo(f"{name} gets no new leases, and none is on it.")
-    return 0
 
 
 async def _history(pool: Pool, since: float) -> tuple[list[EndedLease], Counter[LeaseState]]:

@@ -33,6 +33,7 @@ from gpu_pool_client import (
     DeviceStatus,
     EndedLease,
     EndReason,
+    Hibernation,
     Holder,
     KernelCommand,
     KernelPod,
@@ -285,6 +286,10 @@ class GpuPool(Pool):
         """See ``Pool.report_busy``."""
         await self.store.run(records.report_busy, lease_id, tuple(spans), gives_way_since)
 
+    async def report_hibernation(self, lease_id: str, hibernation: Hibernation) -> None:
+        """See ``Pool.report_hibernation``."""
+        await self.store.run(records.report_hibernation, lease_id, hibernation)
+
     async def activity(self, lease_id: str) -> Activity:
         """See ``Pool.activity``."""
         lease = await self.core.living(lease_id)
@@ -528,10 +533,10 @@ class GpuPool(Pool):
 
     # -- The pool ------------------------------------------------------------------
 
-    async def drain(self, device: str, *, drained: bool = True) -> DeviceStatus:
+    async def drain(self, device: str, *, drained: bool = True, hibernate: bool = False) -> DeviceStatus:
         """See ``Pool.drain``."""
         with self._asked(device=device):
-            return await self.store.run(registration.close_device, device, drained)
+            return await self.store.run(registration.close_device, device, drained, hibernate=hibernate)
 
     async def status(self) -> PoolStatus:
         """See ``Pool.status``."""

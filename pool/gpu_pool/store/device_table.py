@@ -204,9 +204,12 @@ class DeviceTable:
         """Return the devices of the pool on which nothing more is granted, in order of placement."""
         return [status for status in self.statuses() if status.drained]
 
-    def close(self, uuid: str, drained: bool, now: float) -> None:
+    def close(self, uuid: str, drained: bool, now: float, *, hibernate: bool = False) -> None:
         """Grant nothing more on that device, or grant again; ``now`` is Unix seconds."""
-        self._db.run("set_drained", {"id": self._numbers[uuid], "drained": drained, "now": now})
+        number = self._numbers[uuid]
+        self._db.run("set_drained", {"id": number, "drained": drained, "now": now})
+        values = {"id": number, "uuid": uuid, "hibernates": drained and hibernate}
+        self._db.run("set_hibernates", values)
 
     def forget_gone(self) -> int:
         """Forget some of the devices that are the pool's no more, of very many; return how many.

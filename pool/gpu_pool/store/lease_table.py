@@ -20,6 +20,7 @@ from gpu_pool_client import (
     WHOLE,
     EndReason,
     Failure,
+    Hibernation,
     Holder,
     Lease,
     LeaseGone,
@@ -176,6 +177,8 @@ class LeaseTable:
             burst_since=row["burst_since"],
             burst_before=row["burst_before"],
             burst_peak_mib=row["burst_peak_mib"],
+            hibernates=bool(row["hibernates"]),
+            hibernation=read_hibernation(row["hibernation"]) if row["hibernation"] else None,
         )
 
     def granted(self, row: Row, parts: Sequence[Slice]) -> dict[str, Any]:
@@ -261,6 +264,16 @@ def read_terms(text: str) -> Terms:
         yield_after=yield_after,
         hibernate_after=hibernate_after,
     )
+
+
+def write_hibernation(hibernation: Hibernation) -> str:
+    """Write how a kernel stands that can go to disk, as JSON."""
+    return json.dumps(dataclasses.asdict(hibernation), sort_keys=True)
+
+
+def read_hibernation(text: str) -> Hibernation:
+    """Read what :func:`write_hibernation` wrote."""
+    return Hibernation(**json.loads(text))
 
 
 def write_failure(failure: Failure) -> str:

@@ -37,6 +37,14 @@ UPDATE device SET drained = :drained,
     drained_at = iif(:drained, iif(drained, drained_at, :now), NULL)
 WHERE id = :id;
 
+-- name: set_hibernates
+-- Those that hold a part of it, or come back to it, or to any.
+UPDATE lease SET hibernates = :hibernates,
+    -- Why its kernel stayed awake before is tried anew.
+    hibernation = iif(hibernation = '', '', json_set(hibernation, '$.why_awake', '', '$.is_for_now', json('true')))
+WHERE EXISTS (SELECT 1 FROM json_each(slices) AS part WHERE json_extract(part.value, '$[0]') = :id)
+   OR instr(home, :uuid) > 0 OR (state = 'parked' AND home = '');
+
 -- name: others
 SELECT id, uuid, other_milli, other_memory_mib, other_contexts, closed FROM device WHERE present;
 
@@ -73,13 +81,13 @@ SELECT * FROM history WHERE key = :key;
 -- name: leases
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
        process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at,
-       burst_since, burst_before, burst_peak_mib
+       burst_since, burst_before, burst_peak_mib, hibernates, hibernation
 FROM lease WHERE turn IS NULL ORDER BY number;
 
 -- name: waiting
 SELECT id, key, request, user, course, kernel, state, slices, requested_at, first_held_at, held_at, ends_by, keeper,
        process, notice, asked_back, failure, batch, yields, terms, held_before, used_before, outside, lent, parked_at,
-       burst_since, burst_before, burst_peak_mib
+       burst_since, burst_before, burst_peak_mib, hibernates, hibernation
 FROM lease WHERE turn IS NOT NULL ORDER BY turn;
 
 -- name: waiters
@@ -125,7 +133,7 @@ VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :re
 -- name: grant
 -- Whoever promised a working process while it waited has had nothing to run until now.
 UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
-    notice = '', asked_back = NULL, idle_since = NULL, asked_for = NULL, resumed_at = NULL,
+    notice = '', asked_back = NULL, hibernates = 0, idle_since = NULL, asked_for = NULL, resumed_at = NULL,
     returned_at = iif(first_held_at IS NULL, NULL, :uptime),
     lent = lent + milli * coalesce(max(0, :now - parked_at), 0), parked_at = NULL,
     first_held_at = coalesce(first_held_at, :now),
@@ -458,6 +466,9 @@ WHERE number = :number AND id = :id;
 
 -- name: set_notice
 UPDATE lease SET notice = :notice, ending = :ending WHERE number = :number AND id = :id;
+
+-- name: set_hibernation
+UPDATE lease SET hibernation = :hibernation WHERE number = :number;
 
 -- name: ask_back
 UPDATE lease SET notice = :notice, asked_back = :reason, asked_for = NULL WHERE number = :number;

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.store import yielding
 from gpu_pool.store.context import StoreContext
-from gpu_pool_client import BadRequest, EndedLease
+from gpu_pool.store.lease_table import plain, write_hibernation
+from gpu_pool_client import BadRequest, EndedLease, Hibernation
+from gpu_pool_client._requests import MAX_MIB
 
 #: Starts that are kept of each group of nodes, the latest, and versions of each course.
 _MOST_STARTS: Final = 20
@@ -50,6 +53,17 @@ def report_busy(
                 kept += 1
             worked_at = max(began + seconds, worked_at or 0.0)
         yielding.note(store, row, gives_way_since, worked_at)
+
+
+def report_hibernation(store: StoreContext, lease_id: str, hibernation: Hibernation) -> None:
+    """Keep how a lease's kernel stands that can go to disk; see ``Pool.report_hibernation``."""
+    mib = hibernation.image_mib
+    if mib is not None and not 0 <= mib <= MAX_MIB:
+        raise BadRequest(f"An image of {mib} MiB cannot be.", f"Accepted: from 0 to {MAX_MIB} MiB, or null.")
+    kept = replace(hibernation, why_awake=plain(hibernation.why_awake))
+    with store.db.transaction(store.give_up_at):
+        number = store.leases.row(lease_id)["number"]
+        store.db.run("set_hibernation", {"number": number, "hibernation": write_hibernation(kept)})
 
 
 def busy_times(store: StoreContext, since: float) -> dict[str, tuple[Span, ...]]:

@@ -12,13 +12,14 @@ from gpu_pool_client import Device, DeviceStatus
 from gpu_pool_client._processes import pid_namespace
 
 
-def close_device(store: StoreContext, device: str, drained: bool) -> DeviceStatus:
+def close_device(store: StoreContext, device: str, drained: bool, *, hibernate: bool = False) -> DeviceStatus:
     """Grant nothing more on that device, or grant again; see ``Pool.drain``."""
     with store.db.transaction(store.give_up_at):
         statuses = store.devices.statuses(with_gone=True)
         chosen = admission.find_device(device, [status.device for status in statuses])
-        store.devices.close(chosen.uuid, drained, store.clock.wall())
-        store.db.audit_buffer.noted("drained" if drained else "undrained", {"device": chosen.uuid})
+        store.devices.close(chosen.uuid, drained, store.clock.wall(), hibernate=hibernate)
+        said = {"device": chosen.uuid} | ({"hibernate": True} if drained and hibernate else {})
+        store.db.audit_buffer.noted("drained" if drained else "undrained", said)
         store.queue.serve()
         return next(each for each in store.devices.statuses(with_gone=True) if each.device == chosen)
 

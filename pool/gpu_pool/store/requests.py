@@ -107,6 +107,8 @@ def _draft(store: StoreContext, request: SliceRequest, holder: Holder, key: str)
         "burst_since": None,
         "burst_before": 0.0,
         "burst_peak_mib": 0,
+        "hibernates": False,
+        "hibernation": "",
     }
 
 

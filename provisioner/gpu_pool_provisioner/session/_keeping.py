@@ -53,6 +53,9 @@ def observed(session: Session, event: on.Observed, now: float) -> Outcome:
     ):
         # Its time has come while it was looked at, and what it does with its device was not seen.
         return replace(after, idling=replace(idling, observe_at=now)), tells
+    if idling.hibernates:
+        why, is_for_now = idle.why_awake(idling, event, now)
+        tells.append(session.hibernation(why, is_for_now=is_for_now))
     idling, since = idle.told(idling, event, now)
     was = _idling(session)
     if after.state is not State.RUNNING:
@@ -151,14 +154,21 @@ def parked(session: Session, event: on.Parked, now: float) -> Outcome:
     if parking.is_wanted:
         asks, effects = resuming(session, parking)
         return asks, (do.ShowDevices(None), *effects)
-    return parked_from(session, parking, now), (do.ShowDevices(None),)
+    after, effects = parked_from(session, parking, now)
+    return after, (do.ShowDevices(None), *effects)
 
 
-def parked_from(session: Session, parking: idle.Parking, now: float) -> Session:
-    """Return the session of a kernel that is parked now, and may go to disk later."""
-    after = 0.0 if parking.step.sleeps else session.hibernate_after
+def parked_from(session: Session, parking: idle.Parking, now: float) -> Outcome:
+    """Let a kernel be parked from now on, and go to disk later."""
+    after = 0.0 if parking.step.sleeps or session.is_to_hibernate else session.hibernate_after
     at = None if session.in_pod or after is None else now + after
-    return replace(session, state=State.PARKED, parking=parking, hibernates_at=at)
+    parked = replace(session, state=State.PARKED, parking=parking, hibernates_at=at)
+    return parked, follows_lease(parked)
+
+
+def follows_lease(session: Session) -> tuple[do.FollowLease, ...]:
+    """Return what hears of a drained device for a kernel without a slice, if that means anything to it."""
+    return (do.FollowLease(session.is_to_hibernate),) if session.can_hibernate else ()
 
 
 def resuming(session: Session, parking: idle.Parking) -> Outcome:
@@ -213,13 +223,14 @@ def give_up_resuming(session: Session, event: on.InterruptRequested, now: float)
 
 def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome:
     parking = replace(_parking(session), leaves_queue=False)
-    return resuming(session, parking) if parking.is_wanted else (parked_from(session, parking, now), ())
+    return resuming(session, parking) if parking.is_wanted else parked_from(session, parking, now)
 
 
 def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
     if session.sleeps_by_terms:
         session = replace(session, hibernate_after=event.lease.terms.hibernate_after)
-    idling, told = idle.begun(event.lease, now, session.times, session.hibernate_after)
+    sleeps = session.hibernate_after, session.can_hibernate
+    idling, told = idle.begun(event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1])
     taken = _parking(session).taken
     tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken, *told) if text]
     running = _with_slice(asking.without_work(session), idling)

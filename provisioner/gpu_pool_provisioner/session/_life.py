@@ -92,10 +92,12 @@ def launched(session: Session, event: on.Launched, now: float) -> Outcome:
 def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="", left="")
     running = asking.without_work(running)
-    idling, told = idle.begun(event.lease, now, session.times, session.hibernate_after)
+    sleeps = session.hibernate_after, session.can_hibernate
+    idling, told = idle.begun(event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1])
+    reports = [session.hibernation(is_for_now=True)] if session.can_hibernate else []
     went_on = texts.went_on(session.left) if session.left else ""
     tells = [do.Tell(text) for text in (session.exit_message, went_on, *told) if text]
-    return replace(running, idling=idling), (*tells, do.PassOn())
+    return replace(running, idling=idling), (*reports, *tells, do.PassOn())
 
 
 def not_ready(session: Session, event: on.NotReady, now: float) -> Outcome:

@@ -44,7 +44,36 @@ def give_up(session: Session, event: on.InterruptRequested, now: float) -> Outco
 
 def hibernated(session: Session, event: on.Hibernated, now: float) -> Outcome:
     asleep = replace(session, state=State.HIBERNATED, on_disk=OnDisk(now, event.image_mib))
-    return _wakes(asleep) if _parking(session).is_wanted else (asleep, ())
+    reports = _reports(session, image_mib=event.image_mib)
+    if not _parking(session).is_wanted:
+        return asleep, (*reports, *keeping.follows_lease(asleep))
+    if session.is_to_hibernate:
+        asleep, effects = _stays_on_disk(asleep)
+        return asleep, (*reports, *effects, *keeping.follows_lease(asleep))
+    waking, effects = _wakes(asleep)
+    return waking, (*reports, *effects)
+
+
+def _reports(
+    session: Session, why_awake: str = "", image_mib: int | None = None, *, is_for_now: bool = False
+) -> tuple[do.ReportHibernation, ...]:
+    """Return what the pool is told of its way to disk, where it was told that it can go there."""
+    if not session.can_hibernate:
+        return ()
+    return (session.hibernation(why_awake, image_mib=image_mib, is_for_now=is_for_now),)
+
+
+def _stays_on_disk(session: Session) -> Outcome:
+    """Let what was submitted fail: its machine is being emptied."""
+    asleep = _wanted(session, is_wanted=False)
+    return asleep, (do.Refuse(texts.not_run(texts.MACHINE_IS_EMPTIED)), do.Show(""))
+
+
+def lease_news(session: Session, event: on.LeaseNews, now: float) -> Outcome:
+    """See that its device is drained, or that this is over."""
+    if session.state is State.PARKED and session.is_to_hibernate:
+        return sleep_parked(session, on.SleepRequested(), now)
+    return session, keeping.follows_lease(session)
 
 
 def not_hibernated(session: Session, event: on.NotHibernated, now: float) -> Outcome:
@@ -52,7 +81,8 @@ def not_hibernated(session: Session, event: on.NotHibernated, now: float) -> Out
     awake, effects = _awake(session, now)
     again = None if event.why or awake.state is not State.PARKED else now + session.times.park_again
     awake = replace(awake, hibernates_at=again)
-    return awake, (*effects, do.Tell(event.why)) if event.why else effects
+    reports = _reports(session, event.why, is_for_now=again is not None)
+    return awake, (*reports, *effects, *((do.Tell(texts.stays_awake(event.why)),) if event.why else ()))
 
 
 def sleep(session: Session, event: on.SleepRequested, now: float) -> Outcome:
@@ -77,11 +107,14 @@ def work_hibernated(session: Session, event: on.WorkSubmitted, now: float) -> Ou
 
 def resume_hibernated(session: Session, event: on.ResumeRequested, now: float) -> Outcome:
     waking, effects = _goes_on(session, now)
-    return waking, (do.Reply(texts.wakes(session.size)), *effects)
+    stays = waking.state is State.HIBERNATED
+    return waking, (do.Reply(texts.MACHINE_IS_EMPTIED if stays else texts.wakes(session.size)), *effects)
 
 
 def _goes_on(session: Session, now: float) -> Outcome:
     """Wake the kernel; one that another server has left needs a slice of its own, and has it first."""
+    if session.is_to_hibernate:
+        return _stays_on_disk(session)
     if session.parking is not None:
         return _wakes(session)
     asks, effects = asking.asks(replace(session, error=None, is_explained=True), now)
@@ -101,19 +134,21 @@ def _wakes(session: Session) -> Outcome:
 
 
 def woken(session: Session, event: on.Woken, now: float) -> Outcome:
-    return _awake(session, now)
+    awake, effects = _awake(session, now)
+    return awake, (*_reports(session, is_for_now=True), *effects)
 
 
 def not_woken(session: Session, event: on.NotWoken, now: float) -> Outcome:
     """Say why, and lose nothing: the next cell tries again, and a restart begins afresh."""
     asleep = replace(_wanted(session, is_wanted=False), state=State.HIBERNATED)
-    return asleep, (do.Refuse(texts.not_run(event.why)), do.Show(""))
+    told = do.Refuse(texts.not_run(event.why)), do.Show("")
+    return asleep, (*told, *keeping.follows_lease(asleep))
 
 
 def _awake(session: Session, now: float) -> Outcome:
     """Go on as a parked kernel: ask for the slice where something was submitted, else wait for that."""
-    parked = keeping.parked_from(session, _parking(session), now)
+    parked, follows = keeping.parked_from(session, _parking(session), now)
     if not _parking(session).is_wanted:
-        return parked, (do.HoldWork(),)
+        return parked, (do.HoldWork(), *follows)
     resuming, effects = keeping.resuming(parked, _parking(session))
     return resuming, (do.HoldWork(), *effects)

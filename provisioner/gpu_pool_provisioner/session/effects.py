@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_pool_client import EndReason, Lease, SliceRequest
+from gpu_pool_client import EndReason, Hibernation, Lease, SliceRequest
 from gpu_pool_provisioner.session.texts import NOT_GRANTED
 
 
@@ -142,6 +142,13 @@ class StayBusy(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class ReportHibernation(Effect):
+    """Tell the pool how the kernel, which can go to disk, stands with that; unless it knows."""
+
+    hibernation: Hibernation
+
+
+@dataclass(frozen=True, slots=True)
 class Unreserve(Effect):
     """Let others have what was kept for a restart that has not come."""
 
@@ -249,6 +256,17 @@ class GiveWay(Work):
 
     #: Since when, by the session's clock.
     since: float
+
+
+@dataclass(frozen=True, slots=True)
+class FollowLease(Work):
+    """Follow the lease of a kernel without a slice until it says something else of its way to disk.
+
+    Comes to ``LeaseNews``.
+    """
+
+    #: What it says of that now.
+    hibernates: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ class Worked(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseNews(Event):
-    """The lease of a kernel that gives way has changed: somebody may wait for it."""
+    """The lease of a kernel that gives way, or has no slice, has changed, as it was seen just before this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class Hibernated(Event):
 class NotHibernated(Event):
     """It stays awake, as it was."""
 
-    #: Why, in sentences; empty where that is to be tried again.
+    #: Why, in a sentence that goes on; empty where that is to be tried again.
     why: str = ""
 
 

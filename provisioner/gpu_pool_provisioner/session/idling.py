@@ -58,11 +58,19 @@ class Idling:
     interrupted_at: float | None = None
     #: For how many seconds it is idle before it is parked to go to disk; None for never.
     sleeps_after: float | None = None
+    #: Whether it can go to disk, and whether it is to as soon as it is idle: its device is drained so.
+    can_hibernate: bool = False
+    hibernates: bool = False
 
     @property
     def is_asked_back(self) -> bool:
         """Whether the slice is to go as soon as the kernel is idle."""
         return self.asked_back or self.gives_back
+
+    @property
+    def sleeps_once_idle_for(self) -> float | None:
+        """For how many seconds it is idle now before it is parked to go to disk; None for never."""
+        return self.times.pause if self.hibernates else self.sleeps_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,12 @@ class Parking:
 
 
 def begun(
-    lease: Lease, now: float, times: SessionTimes = DEFAULT, sleeps_after: float | None = None
+    lease: Lease,
+    now: float,
+    times: SessionTimes = DEFAULT,
+    sleeps_after: float | None = None,
+    *,
+    can_hibernate: bool = False,
 ) -> tuple[Idling, list[str]]:
     """Return what is known of a kernel that has just got the slice of a lease, and what its user is told.
 
@@ -123,13 +136,18 @@ def begun(
     """
     terms, may_burst = lease.terms, bool(lease.limit_mib)
     sleeps_after = None if terms.in_pod else sleeps_after
+    can_hibernate = can_hibernate and not terms.in_pod
     observe_at = now if terms.has_limits or may_burst else _first_observation(terms, sleeps_after, now)
+    if can_hibernate:  # whether its device is drained is seen then
+        seldom = now + times.seldom
+        observe_at = seldom if observe_at is None else min(observe_at, seldom)
     step = expiry_policy.warning_at_start(terms, now)
     told = [text for text in (lease.message, step.message) if text]
     warned = frozenset({step.warns_of}) if step.warns_of else frozenset[str]()
     idling = Idling(terms, now, observe_at, times, warned=warned, notice=lease.message, may_burst=may_burst)
     # What was asked for before is not meant for what it has not begun to run.
-    return replace(idling, interrupted_at=lease.interrupt_at, sleeps_after=sleeps_after), told
+    idling = replace(idling, interrupted_at=lease.interrupt_at, sleeps_after=sleeps_after)
+    return replace(idling, can_hibernate=can_hibernate), told
 
 
 def _burst(lease: Lease) -> tuple[int, ...]:
@@ -147,7 +165,7 @@ def needs_observation(idling: Idling) -> bool:
     """Whether anything comes of the terms, or of what its user has asked for."""
     terms = idling.terms
     is_limited = terms.has_limits or terms.yield_after is not None or idling.sleeps_after is not None
-    return is_limited or idling.may_burst or idling.gives_back
+    return is_limited or idling.may_burst or idling.gives_back or idling.can_hibernate
 
 
 def observed(
@@ -187,7 +205,7 @@ def needs_device(idling: Idling, lease: Lease, busy: bool, last_activity: float,
     at = expiry_policy.idle_at(lease.terms, seen)
     if at is not None and now >= at - lease.terms.warn_before:
         return True
-    sleeps_after = idling.sleeps_after
+    sleeps_after = asked.sleeps_once_idle_for
     if sleeps_after is not None and not busy and now >= seen.idle_since + sleeps_after:
         return True
     gives_way_at = expiry_policy.gives_way_at(lease.terms, seen)
@@ -197,7 +215,8 @@ def needs_device(idling: Idling, lease: Lease, busy: bool, last_activity: float,
 def _as_asked(idling: Idling, lease: Lease) -> Idling:
     """Return what is known of a kernel with what the pool asks of it."""
     yields = lease.asked_back is EndReason.YIELDED
-    return replace(idling, yields=yields, asked_back=lease.asked_back is not None and not yields)
+    asked = replace(idling, yields=yields, asked_back=lease.asked_back is not None and not yields)
+    return replace(asked, hibernates=lease.hibernates and idling.can_hibernate)
 
 
 def told(idling: Idling, event: Observed, now: float) -> tuple[Idling, float | None]:
@@ -253,9 +272,10 @@ def after_observation(idling: Idling, event: Observed, now: float) -> tuple[Idli
 
 def _unless_it_sleeps(step: ExpiryStep, idling: Idling, event: Observed, now: float) -> ExpiryStep:
     """Return what to do with a kernel that may go to disk: its slice is parked first."""
-    if idling.sleeps_after is None or event.busy or step.act not in (ExpiryAction.NOTHING, ExpiryAction.WARN):
+    after = idling.sleeps_once_idle_for
+    if after is None or event.busy or step.act not in (ExpiryAction.NOTHING, ExpiryAction.WARN):
         return step
-    idle_at = max(idling.idle_since, event.last_activity) + idling.sleeps_after
+    idle_at = max(idling.idle_since, event.last_activity) + after
     at = max(idle_at, idling.kept_until, idling.postponed_until)
     if now < at:
         return replace(step, again_in=min(step.again_in, at - now))
@@ -266,6 +286,20 @@ def _unless_it_sleeps(step: ExpiryStep, idling: Idling, event: Observed, now: fl
         return step
     why = texts.stays_awake(texts.USES_GPU)
     return ExpiryStep(ExpiryAction.WARN, why, step.again_in, warns_of="sleep")
+
+
+def why_awake(idling: Idling, event: Observed, now: float) -> tuple[str, bool]:
+    """Return why a kernel that is to go to disk has not, and whether it does once that is over.
+
+    Empty where it is about to.
+    """
+    if event.busy:
+        return texts.AT_WORK, True
+    if now < idling.kept_until:
+        return texts.KEPT_IN_USE, True
+    if event.activity is not None and (event.activity.initialised is not False or idling.kept):
+        return texts.USES_GPU, False
+    return "", True
 
 
 def _without_slice(idling: Idling, event: Observed, now: float) -> ExpiryStep:
@@ -290,7 +324,7 @@ def without_observation(idling: Idling, now: float) -> Idling:
 
 
 def _later(idling: Idling, seconds: float, now: float) -> Idling:
-    is_watched = idling.terms.revocable or idling.may_burst or now < idling.parks_until
+    is_watched = idling.terms.revocable or idling.may_burst or idling.hibernates or now < idling.parks_until
     most = idling.times.revocable_every if is_watched else idling.times.seldom
     return replace(idling, observe_at=now + min(seconds, most))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Outlook, SliceRequest
+from gpu_pool_client import Activity, EndReason, Hibernation, Lease, LeaseState, Outlook, SliceRequest
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session.events import SizeChange
@@ -156,6 +156,9 @@ class Session:
     hibernate_after: float | None = None
     #: Whether that is what its lease's terms say, which may be others when its slice is back.
     sleeps_by_terms: bool = False
+    #: Whether its process can go to disk, and whether the next server finds it there.
+    can_hibernate: bool = False
+    image_outlives_server: bool = False
 
     # -- The lease
     #: The lease that it keeps over restarts, also once it has ended: a kernel that has lost its slice must
@@ -240,6 +243,18 @@ class Session:
     def is_held(self) -> bool:
         """Whether the lease was held when it was last seen."""
         return self.lease is not None and self.lease.state is LeaseState.HELD
+
+    @property
+    def is_to_hibernate(self) -> bool:
+        """Whether it is to go to disk as soon as it is idle, and to stay there: its device is drained so."""
+        return self.can_hibernate and self.lease is not None and self.lease.hibernates
+
+    def hibernation(
+        self, why_awake: str = "", *, image_mib: int | None = None, is_for_now: bool = False
+    ) -> do.ReportHibernation:
+        """Return what the pool is told of its way to disk; ``why_awake`` and ``image_mib`` as there."""
+        said = Hibernation(image_mib, why_awake, is_for_now, self.image_outlives_server)
+        return do.ReportHibernation(said)
 
     @property
     def wakes_at(self) -> float | None:

@@ -227,6 +227,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.PoolAway: Rule(keeping.away_while_parked, (_S.PARKED,)),
         on.Resumed: Rule(keeping.resumed, (_S.RUNNING,)),
         on.SleepRequested: Rule(sleeping.sleep_parked, (_S.HIBERNATING,)),
+        on.LeaseNews: Rule(sleeping.lease_news, (_S.PARKED, _S.HIBERNATING)),
     },
     _S.HIBERNATING: {
         **_sleeping(_S.HIBERNATING),
@@ -236,8 +237,9 @@ TABLE: Final[Mapping[State, _Column]] = {
     _S.HIBERNATED: {
         **_sleeping(_S.HIBERNATED),
         on.LaunchPrepared: Rule(sleeping.launch_prepared, (_S.HIBERNATED,)),
-        on.WorkSubmitted: Rule(sleeping.work_hibernated, (_S.WAKING, _S.ASKING)),
-        on.ResumeRequested: Rule(sleeping.resume_hibernated, (_S.WAKING, _S.ASKING)),
+        on.WorkSubmitted: Rule(sleeping.work_hibernated, (_S.WAKING, _S.ASKING, _S.HIBERNATED)),
+        on.ResumeRequested: Rule(sleeping.resume_hibernated, (_S.WAKING, _S.ASKING, _S.HIBERNATED)),
+        on.LeaseNews: Rule(sleeping.lease_news, (_S.HIBERNATED,)),
     },
     _S.WAKING: {
         **_sleeping(_S.WAKING),

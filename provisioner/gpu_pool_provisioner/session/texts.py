@@ -129,6 +129,16 @@ def wakes(size: str) -> str:
 USES_GPU: Final = "it has used the GPU, and what it keeps there cannot go to disk."
 
 
+#: Why a kernel does not go to disk yet, as who administers its machine reads it.
+AT_WORK: Final = "it is at work."
+KEPT_IN_USE: Final = "its user says that it is in use (%gpu keep)."
+#: Said below a cell of a kernel on disk whose machine is being emptied.
+MACHINE_IS_EMPTIED: Final = (
+    "An administrator empties this kernel's machine, as before it is started anew. The kernel is on disk, "
+    "with all its variables: run the cell again once the machine is in use again."
+)
+
+
 def stays_awake(why: str) -> str:
     """Say why a kernel that was to go to disk did not; ``why`` is a sentence."""
     return f"This kernel was idle and was to sleep on disk, but stayed awake: {why}"

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.store import leases
-from gpu_pool_client import Failure, connect
+from gpu_pool_client import Failure, Hibernation, connect
 from support.terminal import Terminal
 
 
@@ -26,6 +26,46 @@ def test_a_gpu_is_drained_and_given_back(terminal: Terminal) -> None:
     assert "GiB" not in terminal.run("list").stdout.replace("32GB", "")
     assert "is in use again" in terminal.run("undrain", "0").stdout
     assert terminal.run("run", "2%", "--no-wait", "--", "true").returncode == 0
+
+
+def test_all_are_drained_for_the_disk_and_what_no_server_puts_there_is_told(terminal: Terminal) -> None:
+    held = terminal.hold("50%")
+    done = terminal.run("drain", "--hibernate")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"{held}  " in done.stdout
+    assert "awake   its server does not put kernels to disk" in done.stdout
+    assert "0 kernels are on disk, and 1 kernel is awake." in done.stdout
+    assert "is in use again" in terminal.run("undrain").stdout
+    assert terminal.run("undrain").stdout == "No GPU is drained.\n"
+    terminal.free(held)
+    done = terminal.run("drain", "--hibernate", "0")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "No kernel is on them.")
+
+
+def test_the_wait_for_kernels_that_work_has_an_end(terminal: Terminal) -> None:
+    async def work() -> None:
+        async with connect(terminal.environment["GPU_POOL_URL"]) as pool:
+            await pool.report_hibernation(held, Hibernation(None, "it is at work.", is_for_now=True))
+
+    held = terminal.hold("50%")
+    asyncio.run(work())
+    done = terminal.run("drain", "--hibernate", "--timeout", "0")
+    assert done.returncode == 1
+    assert "it goes to disk now, or as soon as it is idle." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("drain",), "It is not said which GPU is to be drained."),
+        (("drain", "0", "--timeout", "5min"), "--timeout is for --hibernate alone."),
+        (("drain", "7", "--hibernate"), "There is: 0 (SIM-V100"),
+    ],
+)
+def test_what_a_drain_is_not_given(terminal: Terminal, words: tuple[str, ...], told: str) -> None:
+    done = terminal.run(*words)
+    assert done.returncode == 2
+    assert told in done.stderr
 
 
 def test_a_gpu_that_is_not_there(terminal: Terminal) -> None:

@@ -57,6 +57,7 @@ def test_every_key_that_a_verb_prints_is_named(terminal: Terminal) -> None:
         "release": ["release", held, waiting],
         "request": ["request", "2%", "--no-wait"],
         "drain": ["drain", "0"],
+        "undrain": ["drain", "--hibernate"],
         "history": ["history"],
         "report": ["report"],
         "courses check": ["courses", "check", str(COURSE), "--students", "60"],

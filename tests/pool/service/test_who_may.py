@@ -17,6 +17,7 @@ from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.served_pool import ServedPool
 from gpu_pool_client import (
     GpuPoolError,
+    Hibernation,
     Holder,
     KernelCommand,
     LeaseGone,
@@ -54,6 +55,7 @@ ARGUMENTS: Final[Mapping[str, Any]] = {
     "message": "The exam begins.",
     "timeout": 0,
     "spans": ((1000.0, 60.0),),
+    "hibernation": Hibernation(),
     "devices": ("GPU-1",),
     "uses": (),
     "unmovable": {},

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
-from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
+from gpu_pool_client import Activity, EndReason, Hibernation, Lease, LeaseState, Terms
 from gpu_pool_provisioner.session import Session, State, effects, events, step, texts
 from gpu_pool_provisioner.session.session import OnDisk
 from gpu_pool_provisioner.session.view import SlicePhase, view
-from support.session_world import STARTED, a_left_one, a_session, a_sleeper, after, lease
+from support.session_world import STARTED, a_kept_one, a_left_one, a_session, a_sleeper, after, lease
 
 HELD = lease(LeaseState.HELD)
 
@@ -146,6 +147,75 @@ def test_when_its_server_ends_its_slice_is_parked_first_and_then_it_goes_to_disk
     assert after(session, events.TimePassed(), now=20.0).state is State.HIBERNATING
 
 
+DRAINED = replace(HELD, hibernates=True)
+UNUSED = Activity(initialised=False)
+
+
+def on_disk_for_a_drain() -> Session:
+    session = after(after(a_kept_one(), *STARTED), events.Observed(DRAINED, False, 0.0, UNUSED), now=3.0)
+    parked = replace(lease(LeaseState.PARKED), hibernates=True)
+    session = after(session, events.FoundIdle(), events.LeaseSeen(parked), now=3.0)
+    return after(session, events.Parked(parked, False), events.TimePassed(), events.Hibernated(118), now=3.0)
+
+
+def reported(due: Iterable[effects.Effect]) -> list[Hibernation]:
+    return [each.hibernation for each in due if isinstance(each, effects.ReportHibernation)]
+
+
+def test_the_pool_knows_of_each_kernel_that_can_go_to_disk() -> None:
+    for begins, said in ((a_kept_one(), [Hibernation(is_for_now=True)]), (a_session(), [])):
+        _, due = step(after(begins, *STARTED[:-1]), STARTED[-1], 0.0)
+        assert reported(due) == said
+
+
+def test_when_its_device_is_drained_for_that_it_goes_to_disk_once_it_is_idle() -> None:
+    session = after(replace(a_kept_one(), hibernate_after=None), *STARTED)
+    session, due = step(session, events.Observed(DRAINED, True, 0.0, UNUSED), 3.0)
+    assert (session.state, reported(due)) == (State.RUNNING, [Hibernation(None, texts.AT_WORK, True)])
+    assert session.wakes_at == 5.0  # it is looked at often
+    session = after(session, events.Observed(DRAINED, False, 4.0, UNUSED), now=7.0)
+    assert session.state is State.PARKING
+
+
+def test_one_that_keeps_something_on_its_gpu_is_told_to_who_drains_it() -> None:
+    session = after(a_kept_one(), *STARTED)
+    _, due = step(session, events.Observed(DRAINED, False, 0.0, Activity(initialised=True)), 3.0)
+    assert reported(due) == [Hibernation(None, texts.USES_GPU, False)]
+
+
+def test_one_that_is_parked_goes_to_disk_when_its_device_is_drained_for_that() -> None:
+    session, due = step(parked_but_awake(), events.LeaseNews(), 21.0)
+    assert (session.state, due) == (State.PARKED, (effects.FollowLease(False),))
+    session = after(session, events.LeaseSeen(replace(lease(LeaseState.PARKED), hibernates=True)))
+    session, due = step(session, events.LeaseNews(), 21.0)
+    assert (session.state, due[-1]) == (State.HIBERNATING, effects.Hibernate())
+
+
+def parked_but_awake() -> Session:
+    parked = lease(LeaseState.PARKED)
+    session = after(a_kept_one(), *STARTED, events.Observed(parked, False, 0.0), events.FoundIdle())
+    return after(session, events.Parked(parked, False), now=20.0)
+
+
+def test_while_its_device_is_drained_for_that_no_cell_wakes_it_and_the_one_after_does() -> None:
+    session, due = step(on_disk_for_a_drain(), events.WorkSubmitted(), 4.0)
+    assert session.state is State.HIBERNATED
+    assert due[0] == effects.Refuse(texts.not_run(texts.MACHINE_IS_EMPTIED))
+    _, due = step(session, events.ResumeRequested(), 4.0)
+    assert effects.Reply(texts.MACHINE_IS_EMPTIED) in due
+    session, due = step(after(session, events.LeaseSeen(lease(LeaseState.PARKED))), events.LeaseNews(), 5.0)
+    assert due == (effects.FollowLease(False),)
+    assert after(session, events.WorkSubmitted()).state is State.WAKING
+
+
+def test_a_cell_that_comes_on_its_way_to_disk_does_not_wake_it_on_a_drained_device() -> None:
+    going = replace(on_disk_for_a_drain(), state=State.HIBERNATING)
+    session, due = step(after(going, events.WorkSubmitted()), events.Hibernated(118), 4.0)
+    assert session.state is State.HIBERNATED
+    assert effects.Refuse(texts.not_run(texts.MACHINE_IS_EMPTIED)) in due
+    assert reported(due) == [Hibernation(118)]
+
+
 def test_a_cell_that_comes_on_its_way_to_disk_is_not_forgotten() -> None:
     session = after(parked_to_sleep(), events.TimePassed(), events.WorkSubmitted(), now=20.0)
     assert after(session, events.Hibernated(118)).state is State.WAKING
@@ -165,7 +235,7 @@ def test_one_that_did_not_go_to_disk_says_why_below_the_next_cell_and_is_not_tri
     session = after(parked_to_sleep(), events.TimePassed(), now=20.0)
     session, due = step(session, events.NotHibernated("It has a connection."), 21.0)
     assert (session.state, session.wakes_at) == (State.PARKED, None)
-    assert due == (effects.HoldWork(), effects.Tell("It has a connection."))
+    assert due == (effects.HoldWork(), effects.Tell(texts.stays_awake("It has a connection.")))
 
 
 def test_one_that_was_at_work_is_tried_again_later() -> None:
