@@ -1,0 +1,1118 @@
+#!/usr/bin/python3 -I
+"""Puts kernels to disk and lets them go on, for any user. To be installed as root's own file, with sudoers.
+
+    check         say why no kernel can sleep here, in a sentence; "" where one can
+    launch        run a kernel that may sleep; say its ID, and its pid
+    dump ID       write it to disk, and end it once its image is whole
+    restore ID    let it go on from there
+    note ID       keep something beside it that the caller is told again by list
+    remove ID     remove its image
+    list          say what kernels of the caller's there are; to root, all
+
+Nothing else is accepted. The first line of its standard input is a JSON object, with what a verb needs
+besides (launch: argv, env, cwd, umask; note: note; dump: note, which may be left out). One line of JSON is
+printed: {"ok": true, …} or {"ok": false, "error": "why"}. launch and restore stay until the kernel has ended.
+The kernel ends when their standard input does; a dump is given up then.
+
+CRIU never runs with more rights than the user has who calls, but for CAP_CHECKPOINT_RESTORE and
+CAP_SYS_PTRACE, in a pid namespace in which there is nobody else. So what it opens, creates or removes by a
+name, the user could. The program needs the standard library alone, uses no shell, and takes no path, no id
+and no setting from a user. Root alone may say other settings, in the first line: "settings".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+import re
+import select
+import signal
+import stat
+import struct
+import sys
+import syslog
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+#: The oldest CRIU with which this was seen to work on today's kernels.
+OLDEST = (4, 1)
+_MIB = 1 << 20
+_ID = re.compile("[0-9a-f]{32}", re.ASCII)
+#: Bytes of the first line, of a note, and of what is read of CRIU's log.
+_LONGEST_REQUEST, _LONGEST_NOTE, _LONGEST_LOG = 2 << 20, 64 << 10, 256 << 10
+#: Seconds that CRIU may take at most, and between two looks at how much it has written.
+_LONGEST, _LOOK_EVERY = 600.0, 0.05
+#: What CRIU is told for either way; files that are open and have no name go into the image, up to this size.
+_BOTH = ("--no-default-config", "--manage-cgroups=ignore", "--file-locks", "--link-remap")
+_GHOST_BYTES = 64 << 20
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_VERSION = 1
+_HEADER, _STATE, _NOTE, _LOCK, _NEEDS = "header.json", "kernel.json", "note.json", "lock", "needs"
+#: From unshare(2), mount(2), prctl(2), capabilities(7) and the system's capability.h.
+_NEWPID, _NEWNS = 0x20000000, 0x00020000
+_NOSUID, _NODEV, _NOEXEC, _REC, _SLAVE = 2, 4, 8, 0x4000, 0x80000
+_DUMPABLE, _KEEPCAPS, _CAPBSET_DROP, _SUBREAPER, _NO_NEW_PRIVS, _AMBIENT = 4, 8, 24, 36, 38, 47
+_SYS_PTRACE, _SYS_ADMIN, _CHECKPOINT_RESTORE = 19, 21, 40
+_OF_CRIU = (_SYS_PTRACE, _CHECKPOINT_RESTORE)
+#: The pids in a namespace: of what CRIU writes, the kernel's parent; and of the kernel.
+_ROOT, _KERNEL = 2, 3
+#: The kernel's parent: reaps what others leave behind, and goes to disk with it. What it has to start with is
+#: open as 3, the kernel's output, and as 4, where it says that the kernel could not be run.
+_REAPER = """
+import os, signal, sys
+kernel = os.fork()
+if not kernel:
+    try:
+        os.setsid()
+        os.set_inheritable(4, False)
+        os.dup2(3, 1), os.dup2(3, 2), os.close(3)
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        os.write(4, f"{error.errno} {error.strerror}: {sys.argv[1]}".encode())
+    finally:
+        os._exit(127)
+os.close(3), os.close(4)
+while os.wait()[0] != kernel:
+    pass
+"""
+
+
+class Refused(Exception):
+    """It is not done; the text says why. ``more`` is said besides."""
+
+    def __init__(self, text: str, **more: object) -> None:
+        super().__init__(text)
+        self.more = more
+
+
+class System(NamedTuple):
+    """Where things are. Only tests have them elsewhere."""
+
+    settings: str = "/etc/gpu-pool/hibernation.json"
+    limits: str = "/proc/sys/user"
+
+
+class Settings(NamedTuple):
+    """What the file says, or root."""
+
+    criu: str = "/usr/sbin/criu"
+    folder: str = "/var/lib/gpu-pool/asleep"
+    #: MiB that images may take, of one user and of all; 0 for as much as the disk has.
+    user_mib: int = 0
+    all_mib: int = 0
+    #: After how many days an image is removed that nobody has asked for.
+    days: int = 7
+
+
+class Caller(NamedTuple):
+    """The user for whom it is done."""
+
+    uid: int
+    gid: int
+    name: str
+    groups: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """One call: whose, with what."""
+
+    system: System
+    settings: Settings
+    caller: Caller
+    request: dict[str, Any]
+
+
+# -- Who calls, and with what ----------------------------------------------------
+
+
+def _caller() -> Caller:
+    if os.geteuid() != 0:
+        raise Refused("this program must be run by root: sudo -n gpu-pool-hibernation")
+    told = os.environ.get("SUDO_UID", "0")
+    if not re.fullmatch("0|[1-9][0-9]{0,9}", told, re.ASCII) or int(told) >= 2**32 - 1:
+        raise Refused(f"SUDO_UID is {told[:60]!r}, which is no user")
+    if told == "0":
+        return Caller(0, 0, "root", tuple(os.getgroups()))
+    try:
+        user = pwd.getpwuid(int(told))
+    except KeyError:
+        raise Refused(f"this machine knows no user {told}") from None
+    return Caller(user.pw_uid, user.pw_gid, user.pw_name, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))
+
+
+def _request() -> dict[str, Any]:
+    """Return the first line of the standard input; nothing of what follows is read."""
+    line = b""
+    while not line.endswith(b"\n"):
+        read = os.read(0, _LONGEST_REQUEST + 1 - len(line))
+        line += read
+        if not read or len(line) > _LONGEST_REQUEST:
+            break
+    try:
+        if len(line) <= _LONGEST_REQUEST and isinstance(request := json.loads(line), dict):
+            return request
+    except (ValueError, RecursionError):
+        pass
+    raise Refused(
+        f"the standard input must begin with a JSON object in one line of at most {_LONGEST_REQUEST} bytes"
+    )
+
+
+def untrusted(path: str) -> str:
+    """Return what makes a path one that others than root can change; empty where nothing does."""
+    if not path.startswith("/") or os.path.realpath(path) != path:
+        return f"{path} is not the full path of a file without links"
+    while True:
+        seen = os.lstat(path)
+        others_write = seen.st_mode & 0o022 and not (
+            stat.S_ISDIR(seen.st_mode) and seen.st_mode & stat.S_ISVTX
+        )
+        if seen.st_uid != 0 or others_write:
+            return f"{path} is not root's alone: chown root {path}; chmod go-w {path}"
+        if path == "/":
+            return ""
+        path = os.path.dirname(path)
+
+
+def _settings(system: System, caller: Caller, request: dict[str, Any]) -> Settings:
+    """Return the settings of the file, which root may say otherwise."""
+    said: Any = {}
+    if os.path.lexists(system.settings):
+        if why := untrusted(system.settings):
+            raise Refused(why)
+        with open(system.settings, "rb") as file:
+            try:
+                said = json.load(file)
+            except ValueError as error:
+                raise Refused(f"{system.settings} is not JSON: {error}") from None
+    if caller.uid == 0 and isinstance(said, dict) and isinstance(request.get("settings"), dict):
+        said = {**said, **request["settings"]}
+    kinds = {name: type(value) for name, value in Settings._field_defaults.items()}
+    if not isinstance(said, dict) or any(type(value) is not kinds.get(name) for name, value in said.items()):
+        accepted = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+        raise Refused(f"{system.settings} must be an object with, of these, what is to differ: {accepted}")
+    settings = Settings(**said)
+    if min(settings.user_mib, settings.all_mib, settings.days - 1) < 0 or not settings.folder.startswith("/"):
+        raise Refused(
+            f"{system.settings}: no number is below 0, days is 1 or more, and folder is a full path"
+        )
+    return settings
+
+
+def _why_not(call: Call) -> str:
+    """Return why no kernel of the caller's can sleep here, in a sentence; empty where one can."""
+    with open("/proc/self/status", "rb") as file:
+        found = re.search(rb"\nCapEff:\s*([0-9a-f]+)", file.read())
+    if found is None or not int(found[1], 16) >> _SYS_ADMIN & 1:
+        return "it takes root with CAP_SYS_ADMIN: this is a container without it."
+    for kind in ("pid", "mnt"):
+        limit = f"{call.system.limits}/max_{kind}_namespaces"
+        with suppress(OSError), open(limit) as file:
+            if file.read().strip() == "0":
+                setting = f"user.max_{kind}_namespaces"
+                return f"this system allows no {kind} namespaces: set {setting} (sysctl) to more than 0."
+    criu = call.settings.criu
+    if not os.path.exists(criu):
+        oldest = ".".join(map(str, OLDEST))
+        return f"there is no {criu}: install CRIU {oldest} or newer, or say where it is."
+    if call.caller.uid != 0 and (why := untrusted(criu)):
+        return f"{why}."
+    found = re.search(rb"Version: (\d+)\.(\d+)", _said([criu, "--version"], call.caller)[1])
+    if found is None or (int(found[1]), int(found[2])) < OLDEST:
+        has = f"is {int(found[1])}.{int(found[2])}" if found else "does not say its version"
+        return f"{criu} {has}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed."
+    status, said = _said([criu, "check", *_way_of(call.caller)], call.caller)
+    if status:
+        return f"{criu} check says that this machine cannot: {first_error(said)}"
+    return ""
+
+
+def _said(argv: Sequence[str], caller: Caller) -> tuple[int, bytes]:
+    """Run a program with the rights that CRIU has; return its status, and what it says."""
+    output, written = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _run(argv, caller, _OF_CRIU, {1: written, 2: written})
+    os.close(written)
+    said = b""
+    while (read := os.read(output, _LONGEST_LOG)) and len(said) < _LONGEST_LOG:
+        said += read
+    os.close(output)
+    return os.waitpid(pid, 0)[1], said
+
+
+def _way_of(caller: Caller) -> list[str]:
+    return ["--unprivileged"] if caller.uid else []
+
+
+def first_error(log: bytes) -> str:
+    """Return the first error in what CRIU says, as a sentence has it."""
+    lines = log.decode(errors="replace").splitlines()
+    errors = [line.partition("): ")[2] or line for line in lines if "Error" in line]
+    # It says of each process of root in a container that its limits cannot be raised, and goes on.
+    told = [each for each in errors if "RLIMIT" not in each]
+    return f"{told[0].strip().rstrip('.')[:300]}." if told else "it does not say why."
+
+
+# -- Rights and namespaces ---------------------------------------------------------
+
+
+def _libc(name: str, *arguments: object) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _prctl(option: int, *values: int) -> None:
+    _libc("prctl", option, *(ctypes.c_ulong(each) for each in (*values, 0, 0, 0, 0)[:4]))
+
+
+def _become(caller: Caller, keeps: Sequence[int] = ()) -> None:
+    """Become the user for good, with no capability but those. Root stays what it is."""
+    if caller.uid == 0:
+        return
+    _prctl(_KEEPCAPS, 1 if keeps else 0)
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    for each in range(last + 1):
+        if each not in keeps:
+            _prctl(_CAPBSET_DROP, each)
+    os.setgroups(caller.groups)
+    os.setresgid(caller.gid, caller.gid, caller.gid)
+    os.setresuid(caller.uid, caller.uid, caller.uid)
+    has = sum(1 << each for each in keeps)
+    low, high = has & 0xFFFFFFFF, has >> 32
+    _libc("capset", struct.pack("II", 0x20080522, 0), struct.pack("6I", low, low, low, high, high, high))
+    for each in keeps:
+        _prctl(_AMBIENT, 2, each)
+    _prctl(_NO_NEW_PRIVS, 1)
+
+
+def _run(
+    argv: Sequence[str],
+    caller: Caller,
+    keeps: Sequence[int],
+    opens: dict[int, int],
+    passes: Sequence[int] = (),
+    environment: dict[str, str] = _ENVIRONMENT,
+    start: Callable[[], object] = lambda: None,
+) -> None:
+    """Become a program of the caller's, with these descriptors alone. Does not return.
+
+    ``opens`` are those that get another number, ``passes`` those that keep theirs. ``start`` is called last.
+    """
+    try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        # First out of the way of each other: above all that are to be.
+        high = {number: fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 100) for number, each in opens.items()}
+        for number in (0, 1, 2, *high):
+            os.dup2(high.get(number, nothing), number)
+        kept = {0, 1, 2, *high, *passes}
+        for each in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                os.set_inheritable(int(each), int(each) in kept)
+        _become(caller, keeps)
+        start()
+        os.execve(argv[0], list(argv), environment)  # noqa: S606 - there is no shell
+    except OSError as error:
+        if 4 in opens:
+            os.write(4, f"{error.errno} {error.strerror}".encode())
+    finally:
+        os._exit(127)
+
+
+@contextmanager
+def _as(caller: Caller) -> Iterator[None]:
+    """Do something with the files that the caller may see."""
+    before = os.getgroups()
+    os.setgroups(caller.groups)
+    os.setegid(caller.gid)
+    os.seteuid(caller.uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)
+
+
+def _in_namespaces(
+    starts: Callable[[int], int], caller: Caller, output: int, written: int, held: int
+) -> tuple[int, str]:
+    """Run something in namespaces of pids and mounts of their own, which end with it and with our input.
+
+    ``starts`` forks it there, and returns the pid of what is waited for first. Returns the pid of the first
+    process, and what it says of that: empty for a program of ours that was run, or CRIU's status.
+    """
+    told, says = os.pipe()
+    _libc("unshare", _NEWPID)
+    first = os.fork()
+    if first == 0:
+        try:
+            _be_first(starts, caller, output, written, held, says)
+        except OSError as error:
+            os.write(says, f"{error.errno} {error.strerror}".encode())
+        finally:
+            os._exit(127)
+    for descriptor in (says, output, written, held):
+        os.close(descriptor)
+    said = b""
+    while read := os.read(told, 4096):
+        said += read
+    os.close(told)
+    return first, said.decode(errors="replace")
+
+
+def _be_first(
+    starts: Callable[[int], int], caller: Caller, output: int, written: int, held: int, says: int
+) -> None:
+    """Be the first process of a namespace, with the caller's rights and without what they can reach.
+
+    It passes on what the kernel writes, and ends, and all with it, when the kernel does or our input.
+    """
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the kernel's
+    _libc("unshare", _NEWNS)
+    _libc("mount", b"none", b"/", None, ctypes.c_ulong(_REC | _SLAVE), None)
+    _libc("mount", b"proc", b"/proc", b"proc", ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC), None)
+    awaited = starts(says)
+    _become(caller)
+    _prctl(_DUMPABLE, 0)  # others of the user's processes do not look into it
+    os.chdir("/")
+    os.close(written)
+    os.close(1)
+    for each in os.listdir("/proc/self/fd"):
+        if int(each) not in (0, 2, output, held, says):
+            with suppress(OSError):
+                os.close(int(each))
+    if awaited == _ROOT:  # which says itself that it could not be run
+        os.close(says)
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    watched = select.poll()
+    watched.register(0, 0)  # its end alone
+    for descriptor in (output, woken):
+        watched.register(descriptor, select.POLLIN)
+    while True:
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if found[0] == _ROOT:
+                    os.set_blocking(output, False)
+                    with suppress(OSError):
+                        while read := os.read(output, 65_536):
+                            os.write(2, read)
+                    return
+                if found[0] == awaited:
+                    os.write(says, str(os.waitstatus_to_exitcode(found[1])).encode())
+                    os.close(says)
+                    if found[1]:
+                        return
+        for descriptor, _ in watched.poll():
+            if descriptor == 0:
+                return
+            read = os.read(descriptor, 65_536)
+            if not read:
+                watched.unregister(descriptor)
+            elif descriptor == output:
+                with suppress(OSError):
+                    os.write(2, read)
+
+
+def pids_with(pid: int) -> list[int]:
+    """Return the processes in the pid namespace of one; none where it has ended."""
+    mine = _namespace(pid)
+    return [
+        int(each) for each in os.listdir("/proc") if mine and each.isdigit() and _namespace(int(each)) == mine
+    ]
+
+
+def _namespace(pid: int) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return ""
+
+
+def _status(pid: int, task: str = "") -> dict[str, list[str]]:
+    """Return the lines of a process's status by their names; a process may have any name but a newline's."""
+    with open(f"/proc/{pid}{task}/status", "rb") as file:
+        lines = [line.partition(b":\t") for line in file.read().split(b"\n")]
+    return {name.decode(): value.decode().split() for name, _, value in lines[1:]}
+
+
+def _verify(first: int, caller: Caller) -> None:
+    """Raise ``Refused`` where a process of a namespace has more rights than the caller."""
+    for pid in pids_with(first) if caller.uid else ():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            status = _status(pid)
+            same = set(status["Uid"]) == {str(caller.uid)} and set(status["Gid"]) == {str(caller.gid)}
+            groups = set(map(int, status["Groups"])) <= {*caller.groups, caller.gid}
+            none = all(int(status[f"Cap{which}"][0], 16) == 0 for which in ("Inh", "Prm", "Eff", "Amb"))
+            if not (same and groups and none and status["NoNewPrivs"] == ["1"]):
+                raise Refused("a process of the kernel has other rights than its user")
+
+
+def _kernel_of(first: int) -> int:
+    """Return the pid of the kernel, as we know it. Raises ``Refused`` where it has ended."""
+    pid = first
+    for number in (_ROOT, _KERNEL):
+        with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(each) for each in file.read().split()]
+            pid = next((each for each in children if _status(each)["NSpid"][-1] == str(number)), 0)
+    if not pid or pid == first:
+        raise Refused("it ended at once")
+    return pid
+
+
+# -- What is kept of a kernel ------------------------------------------------------
+
+
+@contextmanager
+def _locked(
+    path: str, wait: bool = False, refusal: str = "something else is done with that kernel now"
+) -> Iterator[int]:
+    """Hold a file or folder, which the system lets go however this ends. Raises ``Refused``."""
+    how = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT
+    held = os.open(path, how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Refused(refusal) from None
+        yield held
+    finally:
+        os.close(held)
+
+
+def _is_held(path: str) -> bool:
+    with suppress(FileNotFoundError):
+        try:
+            with _locked(path):
+                return False
+        except Refused:
+            return True
+    return False
+
+
+def _folder(call: Call) -> str:
+    """Return the folder where kernels sleep, in which root alone writes. Raises ``Refused``, ``OSError``."""
+    folder = call.settings.folder
+    os.makedirs(folder, 0o700, exist_ok=True)
+    seen = os.stat(folder)
+    if seen.st_uid != 0 or seen.st_mode & 0o022:
+        raise Refused(f"{folder} is not root's alone: chown root {folder}; chmod go-w {folder}")
+    if call.caller.uid and (why := untrusted(folder)):
+        raise Refused(why)
+    return folder
+
+
+def _path(call: Call, kernel: str, by_root: bool = False) -> str:
+    """Return the folder of the caller's kernel, or with ``by_root`` of anybody's. Raises ``Refused``."""
+    path = os.path.join(_folder(call), kernel)
+    state = _read(path, _STATE)
+    mine = (state.get("uid"), state.get("user")) == (call.caller.uid, call.caller.name)
+    # Root lets nobody else's kernel go on: it would with root's rights.
+    if not state or not (mine or (by_root and call.caller.uid == 0)):
+        raise Refused("there is no such kernel of yours: its image was removed.", gone=True)
+    return path
+
+
+def _read(folder: str, name: str) -> dict[str, Any]:
+    """Return what a file of ours says; nothing where there is none that can be read."""
+    with suppress(OSError, ValueError), open(os.path.join(folder, name), "rb") as file:
+        said = json.load(file)
+        if isinstance(said, dict) and said.get("version") == _VERSION:
+            return said
+    return {}
+
+
+def _write(folder: str, name: str, said: dict[str, Any]) -> None:
+    """Write a file, on the disk, at once or not at all."""
+    path = os.path.join(folder, name)
+    with open(f"{path}.new", "w") as file:
+        json.dump({"version": _VERSION, **said}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(f"{path}.new", path)
+    _sync(folder)
+
+
+def _sync(folder: str) -> None:
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(held)
+    os.close(held)
+
+
+def _erase(path: str) -> None:
+    """Remove a folder with what is in it."""
+    with suppress(FileNotFoundError):
+        for each in os.scandir(path):
+            if each.is_dir(follow_symlinks=False):
+                _erase(each.path)
+            else:
+                os.unlink(each.path)
+        os.rmdir(path)
+
+
+def _remove(path: str) -> None:
+    """Remove all of a kernel that has ended; first what makes it one, or this may end in between."""
+    for name in (_HEADER, _STATE):
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, name))
+    _erase(path)
+
+
+def _size(path: str) -> int:
+    """Return the bytes in a folder; what goes meanwhile may count or not."""
+    size = 0
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for each in os.scandir(path):
+            with suppress(FileNotFoundError):
+                is_folder = each.is_dir(follow_symlinks=False)
+                size += _size(each.path) if is_folder else each.stat(follow_symlinks=False).st_blocks * 512
+    return size
+
+
+def _kernels(folder: str) -> list[str]:
+    return [each.path for each in os.scandir(folder) if _ID.fullmatch(each.name)]
+
+
+def _sweep(call: Call) -> None:
+    """Remove what nobody has asked for in days, and what is left of kernels that ended without an image."""
+    for path in _kernels(call.settings.folder):
+        with suppress(OSError, Refused), _locked(path), _locked(f"{path}/{_LOCK}"):
+            since = time.time() - os.stat(path).st_mtime
+            if not os.path.isdir(f"{path}/image") or since > call.settings.days * 86_400:
+                _remove(path)
+
+
+# -- The verbs -----------------------------------------------------------------------
+
+
+def _check(call: Call, _: str) -> dict[str, object]:
+    return {"why": _why_not(call)}
+
+
+def _launch(call: Call, _: str) -> dict[str, object]:
+    argv, cwd, umask = (call.request.get(name) for name in ("argv", "cwd", "umask"))
+    environment = call.request.get("env")
+    texts = (
+        [argv, list(environment) + list(environment.values())] if isinstance(environment, dict) else [None]
+    )
+    if not argv or not all(isinstance(each, list) and all(map(_is_text, each)) for each in texts):
+        raise Refused("argv must be a list of texts, and env an object of them, all without zero bytes")
+    assert isinstance(environment, dict)
+    if not isinstance(cwd, str) or "\0" in cwd or type(umask) is not int or not 0 <= umask <= 0o777:
+        raise Refused("cwd must be a path, and umask a number up to 511")
+    folder = _folder(call)
+    with _locked(f"{folder}/{_LOCK}", wait=True):
+        _sweep(call)
+        kernel = os.urandom(16).hex()
+        path = os.path.join(folder, kernel)
+        os.mkdir(path, 0o700)
+        held = _hold(path)
+    output, written = os.pipe()
+
+    def goes() -> None:
+        _prctl(_SUBREAPER, 1)
+        os.umask(umask)
+        os.chdir(cwd)
+
+    def starts(says: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            reaper = [sys.executable, "-I", "-S", "-c", _REAPER, *argv]
+            _run(reaper, call.caller, (), {3: written, 4: says}, environment=environment, start=goes)
+        return pid
+
+    try:
+        return {"id": kernel, **_begun(call, path, starts, output, written, held, "")}
+    except BaseException:
+        _remove(path)
+        raise
+
+
+def _is_text(given: object) -> bool:
+    return isinstance(given, str) and "\0" not in given
+
+
+def _hold(path: str) -> int:
+    """Hold a kernel's folder for as long as it lives. Raises ``Refused`` where somebody does already."""
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise Refused("it goes on already.") from None
+    return held
+
+
+def _begun(
+    call: Call, path: str, starts: Callable[[int], int], output: int, written: int, held: int, well: str
+) -> dict[str, object]:
+    """Run a kernel in namespaces of its own, which has begun once ``well`` is said; return what it is."""
+    pipe = os.fstat(written).st_ino
+    os.fchown(written, call.caller.uid, call.caller.gid)  # CRIU opens it once more, by /proc
+    first, said = _in_namespaces(starts, call.caller, output, written, held)
+    try:
+        if said != well:
+            number, _, text = said.partition(" ")
+            errno = int(number) if number.isdigit() else 0
+            raise Refused(text or f"it ended with {said}.", errno=errno)  # noqa: TRY301 - as what follows
+        kernel = _kernel_of(first)
+        _verify(first, call.caller)
+        run = {"first": first, "started": _started(first), "boot": _boot_id()}
+        _write(path, _STATE, {"uid": call.caller.uid, "user": call.caller.name, "pipe": pipe, "run": run})
+    except BaseException:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        raise
+    return {"pid": kernel, "first": first}
+
+
+def _dump(call: Call, kernel: str) -> dict[str, object]:
+    path = _path(call, kernel)
+    with _locked(f"{path}/{_LOCK}"):
+        if "note" in call.request:
+            _keep_note(path, call.request["note"])
+        state = _read(path, _STATE)
+        run, header = state["run"], _read(f"{path}/image", _HEADER)
+        with _process(run) as process:
+            if header.get("run") != run:  # or all is done but that it has not ended
+                header = _dumped(call, path, state)
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            select.select([process], [], [])
+    return _told(path, header)
+
+
+@contextmanager
+def _process(run: dict[str, Any]) -> Iterator[int]:
+    """Hold the first process of a kernel. Raises ``Refused`` where it has ended."""
+    try:
+        process = os.pidfd_open(run["first"])
+    except ProcessLookupError:
+        raise Refused("it has ended") from None
+    try:
+        is_it = (run["started"], run["boot"]) == (_started(run["first"]), _boot_id())
+        if not is_it or select.select([process], [], [], 0)[0]:
+            raise Refused("it has ended")
+        yield process
+    finally:
+        os.close(process)
+
+
+def _dumped(call: Call, path: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Write a kernel, and leave it stopped; return what its image says. Raises ``Refused``: it goes on."""
+    first, new, work = state["run"]["first"], f"{path}/image.new", f"{path}/work"
+    _verify(first, call.caller)
+    room = _reserved(call, path, first)
+    try:
+        for folder in (new, work):
+            _erase(folder)
+            os.mkdir(folder, 0o700)
+            os.chown(folder, call.caller.uid, call.caller.gid)
+        _written(call, first, new, work, room)
+        header = _finished(call, new, state)
+        _erase(f"{path}/image")
+        os.rename(new, f"{path}/image")
+        _sync(path)
+        os.utime(path)
+    except BaseException:
+        for pid in pids_with(first):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        _erase(new)
+        raise
+    finally:
+        _erase(work)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}/{_NEEDS}")
+    return header
+
+
+def _reserved(call: Call, path: str, first: int) -> int:
+    """Note that an image is about to take room, and return how many bytes at most. Raises ``Refused``."""
+    folder, needs = call.settings.folder, needs_bytes(first)
+    with _locked(f"{folder}/{_LOCK}", wait=True):
+        disk = os.statvfs(folder)
+        free, mine, others = disk.f_bavail * disk.f_frsize, 0, 0
+        for each in _kernels(folder):
+            takes, is_mine = _size(each), _read(each, _STATE).get("uid") == call.caller.uid
+            said = _read(each, _NEEDS).get("bytes", 0) if each != path and _is_held(f"{each}/{_LOCK}") else 0
+            free -= max(0, said - takes)
+            takes = max(said, takes)
+            mine, others = (mine + takes, others) if is_mine else (mine, others + takes)
+        bounds = [(free, 0, "the disk has {} left.")]
+        for most, taken, whose in (
+            (call.settings.all_mib, mine + others, "kernels"),
+            (call.settings.user_mib, mine, "your kernels"),
+        ):
+            if most:
+                text = f"of the {most} MiB that {whose} may take on disk {{}} are left."
+                bounds.append((most * _MIB - taken, most, text))
+        for room, _, text in bounds:
+            if needs > room:
+                left = text.format(f"{max(0, room) // _MIB} MiB")
+                raise Refused(f"it has {needs // _MIB} MiB of memory, and {left}")
+        _write(path, _NEEDS, {"bytes": needs})
+    return min(room for room, *_ in bounds)
+
+
+def needs_bytes(first: int) -> int:
+    """Return how many bytes of memory the processes of a kernel have, which its image takes at most."""
+    needs = 0
+    for each in pids_with(first):
+        with suppress(OSError):
+            status = _status(each)
+            needs += sum(int(status[name][0]) << 10 for name in ("VmRSS", "VmSwap") if name in status)
+    return needs
+
+
+def _written(call: Call, first: int, new: str, work: str, room: int) -> None:
+    """Let CRIU write a kernel to a folder. Raises ``Refused``."""
+    argv = [call.settings.criu, "dump", *_way_of(call.caller), *_BOTH, "-t", str(_ROOT), "-o", "log"]
+    argv += ["-D", "/proc/self/fd/5", "-W", "/proc/self/fd/6"]
+    argv += ["--leave-stopped", "--ghost-limit", str(_GHOST_BYTES)]
+    pids, mounts = (os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY) for kind in ("pid", "mnt"))
+    opens = {
+        number: os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for number, folder in ((5, new), (6, work))
+    }
+    _libc("setns", pids, _NEWPID)
+    criu = os.fork()
+    if criu == 0:
+        try:
+            _libc("setns", mounts, _NEWNS)
+            _run(argv, call.caller, _OF_CRIU, opens)
+        finally:
+            os._exit(127)
+    process, give_up_at, why = os.pidfd_open(criu), time.monotonic() + _LONGEST, ""
+    while not (ready := select.select([process, 0], [], [], _LOOK_EVERY)[0]) or process not in ready:
+        if ready and not os.read(0, 4096):
+            why = "its server has ended."
+        elif _size(new) > room:
+            why = f"its image takes more than the {room // _MIB} MiB that are left."
+        elif time.monotonic() > give_up_at:
+            why = f"CRIU has not written it within {_LONGEST:g} seconds."
+        if why:
+            os.kill(criu, signal.SIGKILL)
+            break
+    status = os.waitstatus_to_exitcode(os.waitpid(criu, 0)[1])
+    if why or status:
+        raise Refused(why or _log_says(work, status))
+
+
+def _log_says(work: str, status: int) -> str:
+    with suppress(OSError):
+        log = os.open(f"{work}/log", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(log, "rb") as file:
+            return f"CRIU says: {first_error(file.read(_LONGEST_LOG))}"
+    return f"CRIU says: it ended with {status}."
+
+
+def _finished(call: Call, new: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Make the image of a stopped kernel whole: root's, on the disk, with what it says of itself."""
+    pids = pids_with(state["run"]["first"])
+    mapped, opened = _files_of(pids, call.caller)
+    os.chown(new, 0, 0)
+    os.chmod(new, 0o755)  # noqa: S103 - for the user's CRIU, which comes by no name: the folder above is root's alone
+    files = {}
+    for name in os.listdir(new):
+        file = os.open(f"{new}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        os.fchown(file, 0, 0)
+        os.fchmod(file, 0o444)
+        os.fsync(file)
+        files[name] = _digest(file)
+    header = {
+        "run": state["run"],
+        "pipe": state["pipe"],
+        "since": time.time(),
+        "groups": sorted(call.caller.groups),
+        "cpu": _cpu(),
+        "mapped": mapped,
+        "opened": opened,
+        "listens": _listens(pids),
+        "top": max(_tasks(pids), default=_KERNEL),
+        "files": files,
+    }
+    _write(new, _HEADER, header)
+    return header
+
+
+def _restore(call: Call, kernel: str) -> dict[str, object]:
+    path = _path(call, kernel)
+    image, work = f"{path}/image", f"{path}/work"
+    with _locked(f"{path}/{_LOCK}"):
+        held = _hold(path)
+        header = _checked(call, image)
+        _erase(work)
+        os.mkdir(work, 0o700)
+        os.chown(work, call.caller.uid, call.caller.gid)
+        output, written = os.pipe()
+        argv = [call.settings.criu, "restore", *_way_of(call.caller), *_BOTH, "-d", "-o", "log"]
+        argv += [
+            "-D",
+            "/proc/self/fd/5",
+            "-W",
+            "/proc/self/fd/6",
+            "--inherit-fd",
+            f"fd[7]:pipe:[{header['pipe']}]",
+        ]
+        opens = {
+            number: os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            for number, folder in ((5, image), (6, work))
+        }
+
+        def starts(_: int) -> int:
+            with open("/proc/sys/kernel/ns_last_pid", "w") as file:  # where CRIU is in the way of none
+                file.write(str(header["top"] + 64))
+            criu = os.fork()
+            if criu == 0:
+                _run(argv, call.caller, _OF_CRIU, {**opens, 7: written})
+            return criu
+
+        try:
+            begun = _begun(call, path, starts, output, written, held, "0")
+        except Refused as error:
+            raise Refused(_log_says(work, 1) if os.path.exists(f"{work}/log") else str(error)) from None
+        finally:
+            _erase(work)
+        os.utime(path)
+    return begun
+
+
+def _note(call: Call, kernel: str) -> dict[str, object]:
+    path = _path(call, kernel)
+    _keep_note(path, call.request.get("note"))
+    os.utime(path)
+    return {}
+
+
+def _keep_note(path: str, note: object) -> None:
+    if not isinstance(note, dict) or len(json.dumps(note)) > _LONGEST_NOTE:
+        raise Refused(f"note must be an object of at most {_LONGEST_NOTE} bytes as JSON")
+    _write(path, _NOTE, {"note": note})
+
+
+def _remove_image(call: Call, kernel: str) -> dict[str, object]:
+    path = _path(call, kernel, by_root=True)
+    with _locked(f"{path}/{_LOCK}"):
+        if not _is_held(path):
+            _remove(path)
+        elif os.path.isdir(f"{path}/image"):
+            os.rename(f"{path}/image", f"{path}/image.old")
+            _erase(f"{path}/image.old")
+    return {}
+
+
+def _list(call: Call, _: str) -> dict[str, object]:
+    found = []
+    for path in _kernels(_folder(call)):
+        state = _read(path, _STATE)
+        if state and call.caller.uid in (0, state["uid"]):
+            found.append(_told(path, _read(f"{path}/image", _HEADER)))
+    return {"folder": call.settings.folder, "kernels": found}
+
+
+def _told(path: str, header: dict[str, Any]) -> dict[str, object]:
+    """Return what a caller may know of a kernel."""
+    told: dict[str, object] = {"id": os.path.basename(path), "uid": _read(path, _STATE).get("uid")}
+    told |= {"goes_on": _is_held(path), "note": _read(path, _NOTE).get("note"), "image": None}
+    if header:
+        size = sum(size for size, _ in header["files"].values())
+        told["image"] = {"bytes": size, "since": header["since"], "listens": header["listens"]}
+    return told
+
+
+# -- What an image says of itself, and whether it can go on here ----------------------
+
+
+def _checked(call: Call, image: str) -> dict[str, Any]:
+    """Return what an image says, once it is seen that it is whole and can go on here. Raises ``Refused``."""
+    if not os.path.isdir(image):
+        raise Refused("its image was removed.", gone=True)
+    header, files = _read(image, _HEADER), {}
+    if not header:
+        raise Refused("what is on disk cannot be read, or another version of this program has written it.")
+    for name in os.listdir(image):
+        if name != _HEADER:
+            files[name] = _digest(os.open(f"{image}/{name}", os.O_RDONLY | os.O_NOFOLLOW))
+    if files != header["files"]:
+        raise Refused("what is on disk is damaged: it is not what was written.")
+    if header["cpu"] != _cpu():
+        raise Refused("this machine has another processor than the one on which it fell asleep.")
+    if lost := sorted(set(header["groups"]) - set(call.caller.groups)) if call.caller.uid else []:
+        raise Refused(
+            f"your account is no longer in the group {lost[0]}, in which it was when the kernel fell asleep."
+        )
+    with _as(call.caller):
+        changed = [path for path, was in header["mapped"].items() if _identity(path) != was]
+        changed += [path for path, size in header["opened"].items() if (_identity(path) or [-1])[0] != size]
+    if changed:
+        first, *others = sorted(set(changed))
+        named = (
+            f"{len(others) + 1} files that it uses (such as {first}) have" if others else f"the file {first}"
+        )
+        raise Refused(f"{named} changed, or went, while it slept.")
+    return header
+
+
+def _digest(file: int) -> list[object]:
+    """Return the bytes of a file and their digest, and close it."""
+    digest, size = hashlib.sha256(), 0
+    with open(file, "rb", buffering=0) as read:
+        while block := read.read(_MIB):
+            digest.update(block)
+            size += len(block)
+    return [size, digest.hexdigest()]
+
+
+def _identity(path: str) -> list[int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _files_of(pids: Sequence[int], caller: Caller) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Return the files that processes have mapped, and the regular ones that they have open."""
+    mapped: set[str] = set()
+    opened: set[str] = set()
+    for pid in pids:
+        with open(f"/proc/{pid}/maps", "rb") as file:  # a name may hold any character but a newline
+            mapped |= {os.fsdecode(line.split(b" ", 5)[-1].strip(b" ")) for line in file.read().split(b"\n")}
+        opened |= {os.readlink(each.path) for each in os.scandir(f"/proc/{pid}/fd")}
+    with _as(caller):
+        known = {each: seen for each in mapped if each.startswith("/") and (seen := _identity(each))}
+        return known, {
+            each: os.stat(each).st_size for each in opened if each.startswith("/") and os.path.isfile(each)
+        }
+
+
+def _listens(pids: Sequence[int]) -> list[list[object]]:
+    """Return the addresses and ports at which processes listen, of this machine's network."""
+    import socket
+
+    sockets = {os.readlink(each.path) for pid in pids for each in os.scandir(f"/proc/{pid}/fd")}
+    found = set()
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")) if pids else ():
+        with suppress(FileNotFoundError), open(f"/proc/{pids[0]}/net/{name}") as file:
+            for words in map(str.split, file.read().split("\n")[1:-1]):
+                if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                    address, _, port = words[1].partition(":")
+                    numbers = struct.unpack(f">{len(address) // 8}I", bytes.fromhex(address))
+                    packed = struct.pack(f"={len(numbers)}I", *numbers)
+                    found.add((socket.inet_ntop(family, packed), int(port, 16)))
+    return [list(each) for each in sorted(found)]
+
+
+def _tasks(pids: Sequence[int]) -> Iterator[int]:
+    """Yield the numbers of processes' threads in their namespace."""
+    for pid in pids:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            yield int(_status(pid, f"/task/{task}")["NSpid"][-1])
+
+
+def _started(pid: int) -> int:
+    """Return when a process has started, in the system's ticks; 0 where it has ended."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+    return 0
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _cpu() -> str:
+    """Return a digest of what the processor can do."""
+    with open("/proc/cpuinfo", "rb") as file:
+        lines = file.read().split(b"\n")
+    features = next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
+    return hashlib.sha256(os.uname().machine.encode() + b" ".join(sorted(features.split()))).hexdigest()
+
+
+#: Each verb, and whether it names a kernel.
+_VERBS = {
+    "check": (_check, False),
+    "launch": (_launch, False),
+    "dump": (_dump, True),
+    "restore": (_restore, True),
+    "note": (_note, True),
+    "remove": (_remove_image, True),
+    "list": (_list, False),
+}
+
+
+def perform(arguments: Sequence[str], system: System) -> int:
+    """Do one thing for who calls, and say so; return 1 where it is refused, with the reason, and 0 else.
+
+    Of a kernel that was launched or restored it returns once that has ended.
+    """
+    verb, *rest = arguments or ("",)
+    do, names_kernel = _VERBS.get(verb, (None, False))
+    if do is None or len(rest) != names_kernel:
+        return _refuse(
+            Refused(f"accepted are {', '.join(_VERBS)}; dump, restore, note and remove with an ID")
+        )
+    kernel = rest[0] if rest else ""
+    if names_kernel and not _ID.fullmatch(kernel):
+        return _refuse(Refused(f"{kernel[:60]!r} is no kernel's ID"))
+    caller = None
+    try:
+        caller = _caller()
+        request = _request()
+        call = Call(system, _settings(system, caller, request), caller, request)
+        answer = do(call, kernel)
+    except (Refused, OSError) as error:
+        _audit(f"{verb} {kernel} for uid {caller.uid if caller else 'unknown'}: refused")
+        return _refuse(error)
+    _audit(f"{verb} {kernel or answer.get('id', '')} for uid {caller.uid}: done")
+    _say({"ok": True, **answer})
+    if do in (_launch, _restore):
+        os.waitpid(int(str(answer["first"])), 0)
+        path = os.path.join(call.settings.folder, str(answer.get("id", kernel)))
+        with suppress(Refused, OSError), _locked(f"{path}/{_LOCK}"):
+            if not _is_held(path) and not os.path.isdir(f"{path}/image"):
+                _remove(path)
+    return 0
+
+
+def _audit(line: str) -> None:
+    syslog.openlog("gpu-pool-hibernation", syslog.LOG_PID, syslog.LOG_AUTHPRIV)
+    syslog.syslog(line)
+
+
+def _refuse(error: Refused | OSError) -> int:
+    """Say why something is not done; return 1."""
+    if isinstance(error, Refused):
+        _say({"ok": False, "error": str(error), **error.more})
+    else:
+        _say({"ok": False, "error": error.strerror or str(error), "errno": error.errno or 0})
+    return 1
+
+
+def _say(answer: dict[str, object]) -> None:
+    with suppress(OSError):  # whoever asked is gone
+        os.write(1, json.dumps(answer).encode() + b"\n")
+    os.close(1)
+
+
+def main(arguments: Sequence[str] | None = None, system: System | None = None) -> int:
+    """Do what the command line says; return the exit status."""
+    return perform(sys.argv[1:] if arguments is None else arguments, system or System())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
