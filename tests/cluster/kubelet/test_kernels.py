@@ -235,7 +235,7 @@ async def test_a_kernel_that_uses_more_memory_than_its_pod_may_have_is_told_so(
             await eventually(has_ended, within=LONG)
             await km.restart_kernel()
             told = " ".join((await said(page, "print('on')")).split())
-            assert "memory (not of the GPU), and was ended." in told
+            assert "more than the memory of its pod or job (not of the GPU), and was ended." in told
         await km.shutdown_kernel()
         await none_left(cluster, namespace)
 
