@@ -9,6 +9,10 @@ their own and at ports of their own, as the user that runs the tests::
 ``n1`` has two GPUs of the type ``v100`` and ``n2``, at an address of its own, one of the type ``t4``, each in
 100 shards. A GPU is a
 device file that every machine has: Slurm counts it, names it to jobs, and limits nothing.
+
+``n2`` can be a machine of its own, in namespaces::
+
+    with far_node(shared) as far, slurm_cluster(folder, far=far) as slurm:
 """
 
 from __future__ import annotations
@@ -26,9 +30,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.namespaces import Machine, may_make_machines, node
 from support.ports import free_ports
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
+#: The host name of the second machine.
+FAR = "far"
 #: Debian's own place for daemons, which not everybody has in ``PATH``.
 PLACES = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 #: Seconds for a daemon to answer, and to end.
@@ -40,7 +47,7 @@ _EVERY = 0.1
 
 _CONFIGURATION = """\
 ClusterName=tests
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({addresses[0]})
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 SlurmUser={user}
@@ -61,8 +68,8 @@ KillWait=2
 MpiDefault=none
 NodeName=DEFAULT RealMemory=4096
 GresTypes=gpu,shard
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=16 Gres=gpu:v100:2,shard:200
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.2 Port={ports[1]} CPUs=16 Gres=gpu:t4:1,shard:100
+NodeName=n1 NodeHostname={hosts[0]} NodeAddr={addresses[0]} Port={ports[0]} CPUs=16 Gres=gpu:v100:2,shard:200
+NodeName=n2 NodeHostname={hosts[1]} NodeAddr={addresses[1]} Port={ports[1]} CPUs=16 Gres=gpu:t4:1,shard:100
 PartitionName=gpu Nodes=n1,n2 Default=YES MaxTime=1:00:00 DefaultTime=30:00
 PartitionName=large Nodes=n1 MaxTime=1:00:00 DefaultTime=30:00
 """
@@ -145,18 +152,6 @@ class Slurm:
         finally:
             os.kill(controller, signal.SIGCONT)
 
-    @contextmanager
-    def reachable_by_slurm_alone(self) -> Iterator[None]:
-        """Let nobody but Slurm connect to the node ``n2`` meanwhile: what is for other ports is dropped."""
-        shown = self.run("scontrol", "--oneliner", "show", "node", "n2")
-        port = next(word for word in shown.split() if word.startswith("Port=")).partition("=")[2]
-        rule = ("-i", "lo", "-d", "127.0.0.2", "-p", "tcp", "--syn", "!", "--dport", port, "-j", "DROP")
-        subprocess.run(["iptables", "-w", "-I", "INPUT", *rule], check=True)
-        try:
-            yield
-        finally:
-            subprocess.run(["iptables", "-w", "-D", "INPUT", *rule], check=True)
-
     def cancel_all(self) -> None:
         """End all jobs, and return once none is left."""
         while jobs := self.run("squeue", "--noheader", "--format=%A").split():
@@ -170,16 +165,29 @@ Accounting = Callable[[Path, Mapping[str, str]], AbstractContextManager[None]]
 
 @contextmanager
 def slurm_cluster(
-    folder: Path, more: str = "", accounting: Accounting | None = None, part: str = "shard"
+    folder: Path,
+    more: str = "",
+    accounting: Accounting | None = None,
+    part: str = "shard",
+    far: Machine | None = None,
 ) -> Iterator[Slurm]:
     """Run a cluster in ``folder``; end it, and all that runs in it.
 
     ``more`` are lines of slurm.conf, in place of those that say the same or besides them, ``accounting`` runs
-    what keeps accounts, and GPUs are in 100 ``part`` each: ``shard``, or ``mps``.
+    what keeps accounts, and GPUs are in 100 ``part`` each: ``shard``, or ``mps``. ``far`` is the machine of
+    ``n2``, which has its own ``folder``; None for this one.
     """
     port, *ports = free_ports(3)
     host = socket.gethostname().partition(".")[0]
-    told = {"folder": folder, "host": host, "user": user_name(), "port": port, "ports": ports}
+    told = {
+        "folder": folder,
+        "host": host,
+        "hosts": (host, host if far is None else FAR),
+        "addresses": ("127.0.0.1", "127.0.0.2") if far is None else (far.outside, far.address),
+        "user": user_name(),
+        "port": port,
+        "ports": ports,
+    }
     names = {line.partition("=")[0] for line in more.splitlines()} - {"NodeName", "PartitionName"}
     lines = _CONFIGURATION.replace("shard", part).format(**told).splitlines(keepends=True)
     kept = "".join(line for line in lines if line.partition("=")[0] not in names)
@@ -197,11 +205,36 @@ def slurm_cluster(
         if accounting is not None:
             running.enter_context(accounting(folder, environment))
         running.enter_context(daemon(folder, "slurmctld", ("slurmctld", "-D", "-c"), environment))
-        for node in ("n1", "n2"):
-            running.enter_context(daemon(folder, node, ("slurmd", "-D", "-N", node), environment))
+        running.enter_context(daemon(folder, "n1", ("slurmd", "-D", "-N", "n1"), environment))
+        there: Sequence[str] = ("slurmd", "-D", "-N", "n2")
+        if far is not None:
+            for file in [each for each in folder.iterdir() if each.suffix in (".conf", ".key", ".sh")]:
+                far.copy(file)
+            munged = daemon(folder, "munged-n2", far.inside(*_munged(folder)), environment)
+            running.enter_context(munged)
+            wait_for(environment, far.inside("munge", "--socket", f"{folder}/munge.socket", "--no-input"))
+            there = far.inside(*there)
+        running.enter_context(daemon(folder, "n2", there, environment))
         running.callback(slurm.cancel_all)
         wait_for(environment, ("sinfo", "--noheader", "--states=idle", "--format=%D"), "2\n")
         yield slurm
+
+
+@contextmanager
+def far_node(shared: Path) -> Iterator[Machine]:
+    """Make a machine for ``n2`` that has the same folder ``shared``, and else other temporary files.
+
+    Of the first one's it has the Python that runs the tests as well, as clusters have it on all nodes.
+    """
+    with node(FAR, (shared, Path(sys.prefix)), ("/tmp", "/run", "/dev/shm", "/var/spool")) as made:
+        yield made
+
+
+def no_far_node() -> str:
+    """Say why no second machine can be made; empty where it can."""
+    if shutil.which("ip") is None or shutil.which("nft") is None:
+        return "ip and nft are missing, for a second machine: apt install iproute2 nftables"
+    return "" if may_make_machines() else "a second machine needs root, and namespaces"
 
 
 def _munged(folder: Path) -> Sequence[str]:
@@ -217,9 +250,10 @@ def user_name() -> str:
 
 @contextmanager
 def daemon(folder: Path, name: str, command: Sequence[str], environ: Mapping[str, str]) -> Iterator[None]:
-    """Run a program until the end, with its output in a file of the ``folder``."""
+    """Run a program until the end, or this process's, with its output in a file of the ``folder``."""
     with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=dict(environ), stdout=log, stderr=log, cwd=folder)
+        ends_with_us = ("setpriv", "--pdeathsig", "TERM", *command)
+        process = subprocess.Popen(ends_with_us, env=dict(environ), stdout=log, stderr=log, cwd=folder)
     try:
         yield
     finally:

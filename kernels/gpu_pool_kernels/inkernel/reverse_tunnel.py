@@ -18,8 +18,9 @@ from typing import Any, Tuple  # noqa: UP035 - for Python 3.8
 
 Streams = Tuple[asyncio.StreamReader, asyncio.StreamWriter]  # noqa: UP006
 
-#: Seconds for a server to answer.
-_ANSWERS_WITHIN = 10.0
+#: Seconds for a machine to take a connection, of which there may be several addresses to try, and for a
+#: server to answer.
+_CONNECTS_WITHIN, _ANSWERS_WITHIN = 3.0, 10.0
 #: Seconds between two attempts to reach a server that does not answer, and between two looks at whether the
 #: supervisor is still there: nobody tells of its end.
 _AGAIN_AFTER = 1.0
@@ -41,7 +42,7 @@ async def dial(told: "dict[str, Any]", what: str) -> Streams:
     for address in told["addresses"]:
         try:
             reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(address, told["port"]), _ANSWERS_WITHIN
+                asyncio.open_connection(address, told["port"]), _CONNECTS_WITHIN
             )
         except (OSError, asyncio.TimeoutError):
             continue

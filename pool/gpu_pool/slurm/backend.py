@@ -74,6 +74,13 @@ _FOR_KERNELS: Final = (
 _UNREACHED: Final = (
     "Its job runs on {}, which cannot be reached from here, and has not connected to this server either."
 )
+#: Seconds from when a kernel listens until its job is cancelled where neither way leads to it: it has a GPU.
+_REACHED_BY: Final = 30.0
+_NEVER_REACHED: Final = (
+    "Slurm job {job} was cancelled: for {seconds:g} s its kernel on {node} could not be reached from here, "
+    "and {node} could not connect to this server at {addresses} either. One of both has to be possible. Ask "
+    "your administrator, who can set c.SlurmSettings.server_address and server_ports."
+)
 #: Files in a job's folder: its id, once it was submitted; and that one of this pool's processes has ended it.
 _SUBMITTED: Final = "job"
 _ENDED: Final = "ended"
@@ -99,12 +106,15 @@ class KernelJob:
     ports: Mapping[str, int] = field(default_factory=dict)
     #: Where its kernel is reached from here; empty as long as it is not.
     address: str = ""
-    #: When this process first knew of it, by the monotonic clock.
+    #: When this process first knew of it, and that it listens, by the monotonic clock.
     known_at: float = field(default_factory=time.monotonic)
+    listens_at: float = float("inf")
+    #: Why it is given up; empty as long as it is not.
+    given_up: str = ""
 
     def was_taken(self) -> str:
         """Say why it has ended, if nobody has ended it who may; empty otherwise."""
-        if self.ended_by_us or not (why := jobs.how_ended(self.seen)):
+        if self.ended_by_us or not (why := self.given_up or jobs.how_ended(self.seen)):
             return ""
         # Whoever launched it removes its folder, and says before in it that the job is ended.
         return why if self.folder.is_dir() and not (self.folder / _ENDED).exists() else ""
@@ -125,6 +135,8 @@ class SlurmBackend(Backend):
         #: What sinfo says of nodes; empty before it is asked.
         self._nodes = ""
         self._addresses: Mapping[str, str] = {}
+        #: Where nodes try to reach this server.
+        self._own: Sequence[str] = ()
         self._sees_others = True
         self._tracks_keys = self._has_accounting = False
         self._known_at = float("-inf")
@@ -197,6 +209,10 @@ class SlurmBackend(Backend):
             )
         self._nodes = nodes
         self._addresses = jobs.read_addresses(nodes)
+        with suppress(TimeoutError):  # a name may take long to be looked up
+            self._own = await self._worker.run(
+                lambda: self._settings.addresses(self._addresses.values()), _WITHIN
+            )
         said = jobs.read_config(config)
         self._sees_others = "jobs" not in said.get("PrivateData", "") or os.geteuid() == 0
         self._has_accounting = said.get("AccountingStorageType", "").endswith("slurmdbd")
@@ -326,7 +342,7 @@ class SlurmBackend(Backend):
             where = jobs.partition_named(partition)
             raise NotAllowed(f"Slurm has no such GPU in {where} any more.", "Start the kernel anew.")
         launcher = launching.launcher()
-        tunnel = {**await self._tunnels.expect(lease.id), "addresses": self._settings.addresses()}
+        tunnel = {**await self._tunnels.expect(lease.id), "addresses": self._own}
         folder = launching.write_order(
             f"{self._mark}-{lease.id}", lease, kernel, alone=ALONE, tunnel=tunnel, variables={}
         )
@@ -418,6 +434,8 @@ class SlurmBackend(Backend):
         """Find out how a kernel that runs is reached: on its node, or by the tunnel that its job opens."""
         if not job.ports:
             job.ports, node = launching.read_ports(job.folder)
+            if job.ports:
+                job.listens_at = time.monotonic()
             if job.seen.waits and node:
                 job.seen = replace(job.seen, state="RUNNING", node=node)
         if job.address or not job.ports or not job.seen.node or job.seen.is_over:
@@ -428,6 +446,10 @@ class SlurmBackend(Backend):
         elif through := self._tunnels.ports(lease_id):
             job.address, job.ports = "127.0.0.1", through
         else:
+            if time.monotonic() > job.listens_at + _REACHED_BY:
+                job.given_up = _NEVER_REACHED.format(
+                    job=job.id, seconds=_REACHED_BY, node=job.seen.node, addresses=" or ".join(self._own)
+                )
             return
         how = f"at {address}" if job.address == address else f"through the tunnel from {job.seen.node}"
         get_logger().info("The kernel of Slurm job %s is reached %s.", job.id, how)
@@ -440,6 +462,8 @@ class SlurmBackend(Backend):
     def _phase(self, lease_id: str, job: KernelJob) -> KernelPod:
         if job.ended_by_us:
             return KernelPod("", PodPhase.ENDED, message="It was ended.")
+        if job.given_up:
+            return KernelPod("", PodPhase.ENDED, message=job.given_up)
         if job.seen.is_over:
             why = jobs.how_ended(job.seen)
             code = None if why else job.seen.exit_status or 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from traitlets import Bunch, Dict, TraitError, Unicode, validate
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from gpu_pool.courses.model import CourseJobs
 
 _LAST_PORT: Final = 65_535
+#: Nodes for which it is found out from which address of this machine they are reached: mostly it is the same.
+_MOST_TRIED: Final = 4
 
 
 class SlurmSettings(Configurable):
@@ -70,14 +73,17 @@ class SlurmSettings(Configurable):
         first, _, last = self.server_ports.partition("-")
         return range(int(first), int(last) + 1) if first else (0,)
 
-    def addresses(self) -> Sequence[str]:
-        """Return at which addresses nodes try to reach this server."""
+    def addresses(self, nodes: Iterable[str] = ()) -> Sequence[str]:
+        """Return at which addresses nodes, which are at these, try to reach this server. May block.
+
+        Names that they may not know, or for themselves, are followed by the addresses that packets to some of
+        them come from.
+        """
+        if self.server_address:
+            return [self.server_address]
         name = socket.gethostname()
-        return (
-            [self.server_address]
-            if self.server_address
-            else list(dict.fromkeys([socket.getfqdn(name), name]))
-        )
+        own = filter(None, map(_own_address, itertools.islice(dict.fromkeys(nodes), _MOST_TRIED)))
+        return list(dict.fromkeys([socket.getfqdn(name), name, *own]))
 
     def options(self, course: CourseJobs | None) -> Iterator[str]:
         """Yield the options of sbatch: what the course says, and what it leaves out as it is set."""
@@ -86,3 +92,14 @@ class SlurmSettings(Configurable):
         for name in names:
             if value := said.get(name) or getattr(self, name.replace("-", "_")):
                 yield f"--{name}={value}"
+
+
+def _own_address(node: str) -> str:
+    """Return from which address this machine would connect to a node; empty for none of use there."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
+            unsent.connect((node, 9))  # nothing is sent: it is how the kernel is asked for the way
+            own = str(unsent.getsockname()[0])
+    except OSError:  # nobody knows its name, or a way to it
+        return ""
+    return "" if own.startswith("127.") else own
