@@ -26,6 +26,8 @@ _RUNS: Final = frozenset(
     {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 )
 _NAMED_MEMORY: Final = re.compile(r"(?<![0-9.])([0-9]{1,4})_?gb?(?![a-z0-9])", re.ASCII | re.IGNORECASE)
+#: A reason that is a word, and not a sentence.
+_IS_WORD: Final = re.compile(r"\w+ *(?:[,(]|$)", re.ASCII)
 _MIB_PER_GIB: Final = 1024
 #: What a job was given of some of its nodes: their names, its processors there, and its GPUs, or their parts.
 _GIVEN: Final = re.compile(r"(?<!\S)Nodes=(\S+) CPU_IDs=([0-9,-]+) Mem=\S+ GRES=(\S*)", re.ASCII)
@@ -142,8 +144,9 @@ def _count(ranges: str) -> int:
 
 
 def _word(reason: str) -> str:
-    """Return Slurm's word of a reason, which may be followed by details."""
-    return re.split(r"[,( ]", reason, maxsplit=1)[0]
+    """Return Slurm's word of a reason, without details; or the sentence that it has in place of one."""
+    said = reason.replace("_", " ")  # as scontrol writes spaces
+    return said.partition(",")[0].partition("(")[0].strip() if _IS_WORD.match(said) else said
 
 
 def read_time(text: str) -> float | None:

@@ -13,6 +13,11 @@ from typing import Final
 
 _NEVER: Final = "so that it never starts."
 
+#: How a sentence of Slurm's begins that it has in place of a word (src/slurmctld/job_scheduler.c), and ours.
+_NODES_DOWN: Final = (
+    "Nodes required for job are DOWN",
+    "The nodes that it could have are down, drained, or kept for partitions with a higher priority.",
+)
 #: Reasons that are no limits, and those that older versions have.
 _SINGLE: Final[Mapping[str, str]] = {
     "None": "Slurm has not looked at it yet.",
@@ -132,6 +137,8 @@ def why_it_waits(word: str) -> str:
     """Return the sentence for Slurm's word; one that is not known is told as Slurm has it. Empty for none."""
     if word in _SINGLE or not word:
         return _SINGLE.get(word, "")
+    if word.startswith(_NODES_DOWN[0]):
+        return _NODES_DOWN[1]
     for pattern, text in _LIMITS:
         found = pattern.fullmatch(word)
         if found is None:

@@ -14,6 +14,7 @@ from gpu_pool.slurm.jobs import (
     place,
     read_addresses,
     read_given,
+    read_job,
     read_jobs,
     read_kinds,
     read_time,
@@ -42,6 +43,10 @@ def test_a_job_in_the_queue() -> None:
     [job] = read_jobs("7|PENDING|ReqNodeNotAvail, UnavailableNodes:n1|12|gpu|N/A|N/A||a|b\n").values()
     assert job == Job("7", "PENDING", "ReqNodeNotAvail", 12, "gpu", None, None, "", "a|b")
     assert job.waits
+    told = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    [down] = read_jobs(f"7|PENDING|{told}|12|gpu|N/A|N/A||a\n").values()
+    shown = read_job(f"JobId=7 JobState=PENDING Reason={told.replace(' ', '_')} Priority=12")
+    assert down.reason == shown.reason == told
     [running] = read_jobs("8|RUNNING|None|1|gpu|2026-11-28T02:08:28|2026-11-28T02:18:28|n1|x\n").values()
     assert running.ends_at == (running.starts_at or 0) + 600
     assert not running.waits

@@ -26,6 +26,8 @@ WORDS = (Path(__file__).parent / "reasons.txt").read_text().splitlines()[1:]
          "Its time limit is longer than its QOS allows a job, so that it never starts."),
         ("AssocMaxGRESPerJob",
          "It asks for more GPUs than your account allows a job, so that it never starts."),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+         "The nodes that it could have are down, drained, or kept for partitions with a higher priority."),
         ("SomethingNew", "Slurm says: SomethingNew."),
         ("", ""),
     ],
