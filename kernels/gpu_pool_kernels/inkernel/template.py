@@ -68,6 +68,9 @@ _FILLER = PLACE.encode() + b"="
 _THREADS_END_WITHIN = 1.0
 #: Seconds between two looks at the machine's memory.
 _LOOK_EVERY = 20.0
+#: Seconds for which the first kernel has the processor to itself, unless another one is asked for: it starts,
+#: and what is left to import, and to look at, would take as long on the one processor of many jobs and pods.
+_STARTS_WITHIN = 1.0
 #: Files that keep what was written to them until they are closed.
 _WRITTEN = (io.BufferedRandom, io.BufferedWriter, io.TextIOWrapper)
 # prctl(2)
@@ -129,7 +132,8 @@ class Template:
                     failed[name] = f"{type(error).__name__}: {error!s:.200}"
                 self.first_seen.note(name, self._left)
         self.preloaded = top_levels() - before
-        self.files = ImportedFiles()
+        if self.files.change() is None:  # else what was imported before is not what is there now
+            self.files = ImportedFiles()
         # Now, since the collector does not tell of what is frozen.
         self.generators, self.doubt_of_seeds = self.seeds.without(), self.seeds.doubt()
         gc.unfreeze()
@@ -160,7 +164,11 @@ class Template:
         if select.select([self.control], [], [], 0)[0]:
             content, descriptors = _receive(self.control)
             if content:
-                return self._answer(json.loads(content), descriptors)[0]
+                argv = self._answer(json.loads(content), descriptors)[0]
+                if argv is None:
+                    self.files = ImportedFiles()  # as they are now, and not after the pause
+                    select.select([self.control], [], [], _STARTS_WITHIN)
+                return argv
         return None
 
     def serve(self) -> "list[str] | None":
