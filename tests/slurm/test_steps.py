@@ -10,8 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,14 +22,8 @@ from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, eventually
 from support.nvml_stub import Machine
 from support.slurm import Slurm, missing, slurm_cluster
+from support.slurm_allocated import Allocate, Allocated, allocating, write_drivers
 
-#: What the drivers of n1 and n2 show.
-_GPUS = {
-    "n1": "gpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 0\ngpu GPU-1 Tesla V100-SXM2-32GB\nmemory 32768 0\n",
-    "n2": "gpu GPU-t Tesla T4\nmemory 15360 0\n",
-}
-#: Both nodes are this machine, and each has a driver of its own.
-_PROLOGUE = '#!/bin/sh\necho "export NVML_STUB_SCENARIO={}/$SLURMD_NODENAME/scenario.txt"\n'
 #: A cell that runs until there is a file.
 _UNTIL = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.05)"
 _SHOW = """
@@ -44,79 +37,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if why := missing():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("nodes")
-    for name, gpus in _GPUS.items():
-        (folder / name).mkdir()
-        Machine(folder / name, gpus)
-    prologue = folder / "prologue"
-    prologue.write_text(_PROLOGUE.format(folder))
-    prologue.chmod(0o755)
     (folder / "cluster").mkdir()
-    with slurm_cluster(folder / "cluster", f"TaskProlog={prologue}\n") as found:
+    with slurm_cluster(folder / "cluster", f"TaskProlog={write_drivers(folder)}\n") as found:
         yield found
-
-
-@dataclass
-class Allocated:
-    """A shell of ``salloc``, which runs on none of its nodes."""
-
-    slurm: Slurm
-    job: str
-    env: JupyterEnv
-    started: list[AsyncKernelManager]
-
-    async def start(self, size: str, **variables: str) -> AsyncKernelManager:
-        name = self.env.install(f"GPU {len(self.started)}", size, env=variables)
-        manager = AsyncKernelManager(kernel_name=name)
-        self.started.append(manager)
-        await manager.start_kernel()
-        return manager
-
-    async def is_empty(self) -> bool:
-        """Whether no lease lives and no step runs, and nothing is left of any."""
-        folder = self.env.folder / "data" / "gpu-pool-jobs"
-        left = list(folder.iterdir()) if folder.is_dir() else []
-        return await self.env.is_empty() and not self.steps() and not left
-
-    def steps(self) -> list[str]:
-        """Return the ids of the job's steps."""
-        shown = self.slurm.run("squeue", "--noheader", "--steps", f"--jobs={self.job}", "--format=%i")
-        return [each for each in shown.split() if each.rpartition(".")[2].isdecimal()]
-
-
-Allocate = Callable[..., Allocated]
 
 
 @pytest.fixture
 async def allocate(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Allocate]:
-    found: list[Allocated] = []
-
-    def do(*options: str) -> Allocated:
-        slurm.run("salloc", "--no-shell", *options)
-        [job] = slurm.run("squeue", "--noheader", "--format=%A").split()
-        given = slurm.job(job)
-        (tmp_path / "temporary").mkdir()
-        variables = {
-            **{name: slurm.environment[name] for name in ("PATH", "SLURM_CONF")},
-            **Machine(tmp_path).environment,
-            "TMPDIR": f"{tmp_path}/temporary",
-            "SLURM_JOB_ID": job,
-            "SLURM_JOB_NODELIST": given["NodeList"],
-            "SLURM_JOB_NUM_NODES": given["NumNodes"],
-            "JUPYTER_PATH": f"{tmp_path}/data",
-            "JUPYTER_DATA_DIR": f"{tmp_path}/data",
-            "JUPYTER_CONFIG_DIR": f"{tmp_path}/config",
-            # This process has one pool for each URL, and a job has not more than one store.
-            "GPU_POOL_URL": f"embedded:{tmp_path}/store.db",
-        }
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        found.append(Allocated(slurm, job, JupyterEnv(tmp_path, variables["GPU_POOL_URL"]), []))
-        return found[-1]
-
-    yield do
-    for each in found:
-        for manager in each.started:
-            await manager.shutdown_kernel(now=True)
+    with allocating(slurm, tmp_path, tmp_path, monkeypatch) as (do, found):
+        yield do
+        for each in found:
+            for manager in each.started:
+                await manager.shutdown_kernel(now=True)
 
 
 async def test_kernels_run_on_all_nodes_of_the_job_and_the_next_one_waits(allocate: Allocate) -> None:

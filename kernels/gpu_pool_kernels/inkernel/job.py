@@ -4,14 +4,18 @@ Run as ``python3 launch.py job FOLDER``. In ``FOLDER``, which the server sees as
 what is to run; ``address.json`` is written there, with the node, and the ports at which kernel and supervisor
 listen: whichever are free, since a node runs many jobs. A server that cannot connect to these is connected to
 instead. The connection file, with its keys, is on the node's
-own disk.
+own disk, in a folder that is removed at the end. Batch systems also kill all processes of a job: what these
+leave is removed by the next one on that node.
 """
 
+import contextlib
+import fcntl
 import importlib
 import json
 import os
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -21,6 +25,8 @@ from typing import Any
 #: Seconds until a tunnel is begun: by then the server has connected to this node where it can, and the kernel
 #: has started without that process beside it.
 _TUNNEL_AFTER = 1.0
+#: How the names of folders on the node's own disk begin, and the file in them that its process has locked.
+_FOLDER, _LOCK = "gpu-pool-kernel-", "lock"
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port", "supervisor")
 
 
@@ -38,6 +44,34 @@ def hold_ports() -> "tuple[dict[str, int], list[socket.socket]]":
         os.register_at_fork(after_in_child=each.close)
     ports = {name: each.getsockname()[1] for name, each in zip(_PORTS, sockets)}  # noqa: B905 - Python 3.8
     return ports, sockets
+
+
+def own_folder() -> Path:
+    """Return a new folder of this process's on the node's own disk, and remove those of killed ones."""
+    _remove_leftovers(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+    # Locked before it has its name: without that nobody takes the folder for left over.
+    draft = folder / "draft"
+    lock = draft.open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    draft.rename(folder / _LOCK)
+    # Closed in forked processes as ports are, above, which also keeps it open for as long as this one lives.
+    os.register_at_fork(after_in_child=lock.close)
+    return folder
+
+
+def _remove_leftovers(base: Path) -> None:
+    for folder in base.glob(_FOLDER + "*"):
+        with contextlib.suppress(OSError):  # it is gone meanwhile, or in use
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            lock = os.open(str(folder / _LOCK), os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(str(folder), ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def begin_tunnel(told: "dict[str, Any]") -> None:
@@ -69,10 +103,10 @@ def main() -> None:
     order = folder / "kernel.json"
     told = json.loads(order.read_text())
     order.unlink()
-    own = tempfile.mkdtemp(prefix="gpu-pool-")
+    own = own_folder()
     try:
         ports, _held = hold_ports()  # for as long as this process lives: kernels are restarted
-        connection = Path(own, "connection.json")
+        connection = own / "connection.json"
         with open(os.open(str(connection), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump({**told["connection"], **ports}, file)
         draft = folder / "address.draft"
@@ -90,4 +124,4 @@ def main() -> None:
         importlib.import_module(__package__ + ".supervisor").main(told["environment"])
     finally:
         if os.getpid() == me:  # and not the template, which is forked from it
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(str(own), ignore_errors=True)
