@@ -341,6 +341,7 @@ class SessionDriver:
         while self._goes_to_sleep:
             await self._changed.wait()
         if self.kept is not None and self.kept.leave_image():
+            await self.kept.note_use()
             return ""
         return self._do.why_awake or _NOT_PARKED
 

@@ -71,6 +71,7 @@ from gpu_pool_provisioner.templates import TemplateProcess, templates
 from gpu_pool_provisioner.wait_log import WaitLog
 
 if TYPE_CHECKING:  # few kernels sleep
+    from gpu_pool_provisioner.hibernation.calling import Program
     from gpu_pool_provisioner.hibernation.left import Owner
 
 #: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
@@ -398,7 +399,8 @@ class GPUPoolProvisioner(SliceSettings):
         """Whether a kernel can sleep here; where none can, log once why."""
         from gpu_pool_provisioner.hibernation.kept import why_not
 
-        why = await asyncio.to_thread(why_not, self.criu)
+        by = self._hibernates_by
+        why = await asyncio.to_thread(why_not, by.criu, by.installed, by.folder)
         if why and why not in _logged:
             _logged.add(why)
             EscapingLogger(self.log).warning("Kernels do not sleep on disk (hibernate_after): %s", why)
@@ -419,8 +421,7 @@ class GPUPoolProvisioner(SliceSettings):
         self._owner = Owner.of(notebook, self.parent.kernel_name, os.environ)
         if self._owner is None or self._started:
             return
-        where = self.criu, self._hibernation_folder, self.hibernation_mib
-        kept = await asyncio.to_thread(KeptKernel.claimed, *where, self._owner)
+        kept = await asyncio.to_thread(KeptKernel.claimed, self._hibernates_by, self._owner)
         if kept is not None and kept.image is not None:
             driver.kept, image, now = kept, kept.image, time.time()
             on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)
@@ -518,8 +519,11 @@ class GPUPoolProvisioner(SliceSettings):
         return int(self.process.pid)
 
     @property
-    def _hibernation_folder(self) -> str:
-        return self.hibernation_folder or str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
+    def _hibernates_by(self) -> Program:
+        from gpu_pool_provisioner.hibernation.kept import Program
+
+        folder = self.hibernation_folder or str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
+        return Program(self.criu, folder, self.hibernation_mib, self.hibernation_program)
 
     async def _launch_kept(
         self,
@@ -546,7 +550,7 @@ class GPUPoolProvisioner(SliceSettings):
             kept.changed = {name: (before.get(name), variables.get(name)) for name in names}
             self.pid = await kept.wake()
         else:
-            kept = driver.kept = KeptKernel(self.criu, self._hibernation_folder, self.hibernation_mib)
+            kept = driver.kept = KeptKernel(self._hibernates_by)
             self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
         kept.record = record
         outlives = record is not None

@@ -213,8 +213,9 @@ class SliceSettings(LocalProvisioner):
         help="""Seconds without work after which a kernel sleeps on disk until its next cell. 0: as its course
 
         says, and without that never. Its slice goes back to the pool, its memory to the machine; the next
-        cell wakes it, with its variables. For IPython kernels of a server that runs as root, with CRIU 4.1 or
-        newer. At most 2592000. See "Kernels that sleep on disk" in the documentation.
+        cell wakes it, with its variables. For IPython kernels, with CRIU 4.1 or newer: of a server that runs
+        as root, or whose user may call hibernation_program. At most 2592000. See "Kernels that sleep on
+        disk" in the documentation.
         """,
     )
     hibernate_with_server = Bool(
@@ -226,17 +227,25 @@ class SliceSettings(LocalProvisioner):
         for in 7 days is removed. By default kernels end with their server.
         """,
     )
-    criu = Unicode("criu", config=True, help="The program that writes kernels to disk: a name, or a path.")
+    hibernation_program = Unicode(
+        "/usr/local/libexec/gpu-pool-hibernation",
+        config=True,
+        help="""The program that puts kernels of other users than root to disk, by sudo. Its own settings
+
+        say which CRIU that is by, where, and how much. See "Hibernation for every user" in the documentation.
+        """,
+    )
+    criu = Unicode("criu", config=True, help="What writes root's kernels to disk: CRIU's name, or its path.")
     hibernation_folder = Unicode(
         config=True,
-        help="Where kernels sleep: a folder on a disk. Empty: gpu-pool/asleep in Jupyter's data folder.",
+        help="Where root's kernels sleep: a folder on a disk. Empty: gpu-pool/asleep in Jupyter's data.",
     )
     hibernation_mib = WholeNumber(
         0,
         min=0,
         max=MAX_MIB,
         config=True,
-        help="""MiB that all kernels which sleep in that folder may take there. One for which there is
+        help="""MiB that all kernels which sleep in that folder of root's may take. One for which there is
 
         no room left stays awake, and says so. 0: as much as the disk has.
         """,

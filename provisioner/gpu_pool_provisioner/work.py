@@ -410,7 +410,7 @@ class KernelWork:
             is_gone = isinstance(error, ImageGoneError)
             return events.NotWoken(texts.IMAGE_GONE if is_gone else texts.not_woken(str(error)))
         assert isinstance(self.run, ProcessRun)
-        kept.remove_image()
+        await asyncio.to_thread(kept.remove_image)
         self._goes_on(self.run)
         self.change(kept.changed)
         return events.Ready(on_our_clock(lease))
@@ -433,7 +433,7 @@ class KernelWork:
             return events.NotWoken(texts.not_woken(str(error)))
         before.close()
         self.run = run
-        kept.remove_image()
+        await asyncio.to_thread(kept.remove_image)
         self._goes_on(run)
         return events.Woken()
 

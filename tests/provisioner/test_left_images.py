@@ -1,149 +1,121 @@
-"""Images that outlive their server: who has them, and for how long."""
+"""Images that outlive their server: which server has one, and what it says of it."""
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
-import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpu_pool_provisioner.folders import HeldFolder, hold_left
 from gpu_pool_provisioner.hibernation import left
-from gpu_pool_provisioner.hibernation.images import taken_bytes
-from gpu_pool_provisioner.hibernation.left import KEPT_FOR, KernelRecord, LeftImage, Owner
+from gpu_pool_provisioner.hibernation.calling import Program
+from gpu_pool_provisioner.hibernation.left import KernelRecord, LeftImage, Owner
 
-ADA = Owner(0, "ada", "/home/ada/week1.ipynb", "python3-gpu")
+ADA = Owner(os.getuid(), "ada", "/home/ada/week1.ipynb", "python3-gpu")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root says where the program keeps images.")
 
 
 @pytest.fixture
-def parent(tmp_path: Path) -> str:
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Return the program with a folder of a test's own."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     folder = tmp_path / "asleep"
     folder.mkdir(0o700)
-    return str(folder)
+    return Program(folder=str(folder))
 
 
-def leave(parent: str, owner: Owner = ADA, at: float = 1000.0) -> LeftImage:
-    """Leave an image, which this process holds for as long as the result is kept."""
-    folder = HeldFolder(parent, "asleep-")
-    image = Path(folder.path, "image")
-    image.mkdir()
-    (image / "pages-1.img").write_bytes(b"x" * (3 << 20))
-    return left.leave(folder, KernelRecord(owner, "/tmp/kernel", "key", {}, count=14, at=at))
+def leave(program: Program, owner: Owner = ADA, at: float = 1000.0, **more: Any) -> Path:
+    """Write what the program keeps of a kernel that was left; return its folder."""
+    folder = Path(program.folder, os.urandom(16).hex())
+    (folder / "image").mkdir(parents=True)
+    record = asdict(KernelRecord(owner, "/tmp/kernel", "key", {}, count=14, at=at))
+    note = {"version": 1, "lease": "1-a", "user": "ada", "kernel": "week1", "record": record, **more}
+    header = {"since": at, "listens": [], "files": {"pages-1.img": [3 << 20, "digest"]}}
+    for name, said in (
+        ("kernel.json", {"uid": 0, "user": "root"}),
+        ("note.json", {"note": note}),
+        ("image/header.json", header),
+    ):
+        (folder / name).write_text(json.dumps({"version": 1, **said}))
+    return folder
 
 
-def test_its_owner_has_it_once_nobody_holds_it(parent: str) -> None:
-    first = leave(parent)
-    assert left.claim(parent, ADA) is None
+def claimed(program: Program, owner: Owner = ADA) -> LeftImage:
+    found = left.claim(program, owner)
+    assert found is not None
+    return found
+
+
+def test_its_owner_has_it_once_nobody_holds_it(program: Program) -> None:
+    leave(program)
+    first = claimed(program)
+    assert left.claim(program, ADA) is None
     del first
-    second = left.claim(parent, ADA)
-    assert second is not None
-    assert second.record.owner == ADA
-    assert left.claim(parent, ADA) is None
-    second.remove()
-    assert not list(Path(parent).iterdir())
+    assert claimed(program).record.owner == ADA
 
 
 @pytest.mark.parametrize(
     "other", [{"uid": 1}, {"hub_user": "bob"}, {"notebook": "/home/ada/week2.ipynb"}, {"kernel": "python3"}]
 )
-def test_nobody_else_has_it(parent: str, other: dict[str, str]) -> None:
-    leave(parent)
-    assert left.claim(parent, replace(ADA, **other)) is None
-    assert left.claim(parent, ADA) is not None
+def test_nobody_else_has_it(program: Program, other: dict[str, Any]) -> None:
+    leave(program)
+    assert left.claim(program, replace(ADA, **other)) is None
+    assert left.claim(program, ADA) is not None
 
 
-def test_a_newer_one_replaces_an_older_one_of_its_owner_alone(parent: str) -> None:
-    leave(parent, at=1000.0)
-    leave(parent, replace(ADA, kernel="other"))
-    leave(parent, at=2000.0)
-    assert len(list(Path(parent).iterdir())) == 2
-    found = left.claim(parent, ADA)
-    assert found is not None
+def test_of_several_the_newest_is_taken_and_its_servers_others_go(program: Program) -> None:
+    kept = [leave(program, replace(ADA, kernel="other")), leave(program, at=2000.0)]
+    older = leave(program, at=1000.0)
+    found = claimed(program)
     assert found.record.at == 2000.0
+    left.remove_others(program, found.held.kernel, ADA)
+    assert (older.exists(), [each.exists() for each in kept]) == (False, [True, True])
 
 
-def test_one_whose_notebook_is_renamed_is_found_by_its_new_name(parent: str) -> None:
-    image, renamed = leave(parent), replace(ADA, notebook="/home/ada/week2.ipynb")
+def test_one_whose_notebook_is_renamed_is_found_by_its_new_name(program: Program) -> None:
+    renamed = replace(ADA, notebook="/home/ada/week2.ipynb")
+    leave(program)
+    image = claimed(program)
     image.belong_to(renamed)
     del image
-    assert left.claim(parent, ADA) is None
-    assert left.claim(parent, renamed) is not None
+    assert left.claim(program, ADA) is None
+    assert claimed(program, renamed).record.count == 14
 
 
-def test_what_nobody_asks_for_in_a_week_is_removed_unless_somebody_holds_it(parent: str) -> None:
-    leave(parent, replace(ADA, kernel="other"), at=1000.0)
-    held, now = leave(parent, at=1000.0), time.time()
-    left.remove_expired(parent, now + KEPT_FOR - 60)
-    assert len(list(Path(parent).iterdir())) == 2
-    left.remove_expired(parent, now + KEPT_FOR + 60)
-    assert [str(each) for each in Path(parent).iterdir()] == [held.path]
+def test_what_a_killed_server_cannot_leave_is_removed_unless_another_one_has_it(program: Program) -> None:
+    abandoned, held, kept = leave(program, record=None), leave(program, record=None), leave(program)
+    holds = left.hold(held.name)
+    assert holds is not None
+    left.remove_abandoned_once(program)
+    assert [each.exists() for each in (abandoned, held, kept)] == [False, True, True]
 
 
-def test_a_week_begins_anew_when_somebody_had_it(parent: str) -> None:
-    path = leave(parent).path
-    os.utime(path, (1000.0, 1000.0))
-    left.claim(parent, ADA)
-    left.remove_expired(parent, time.time() + KEPT_FOR - 60)
-    assert left.claim(parent, ADA) is not None
+def test_of_two_that_remove_one_and_hold_it_none_holds_what_is_gone(program: Program) -> None:
+    kernel = leave(program).name
+    first = left.hold(kernel)
+    assert first is not None
+    assert left.hold(kernel) is None
+    first.remove()
+    again = left.hold(kernel)
+    assert again is not None
+    first.remove()
+    assert left.hold(kernel) is None
 
 
-def test_one_that_is_made_anew_meanwhile_is_not_taken_for_what_was_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = HeldFolder(tmp_path, "kept-")
-    old = folder.path
-
-    def made_anew(held: int, how: int) -> None:
-        Path(old).rename(tmp_path / "old")
-        Path(old).mkdir()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", made_anew)
-        assert hold_left(old) is None
-    assert Path(old).is_dir()
+def test_none_is_taken_from_a_folder_where_others_write(program: Program) -> None:
+    leave(program)
+    Path(program.folder).chmod(0o770)
+    assert left.claim(program, ADA) is None
 
 
-def test_what_a_folder_takes_is_told_while_things_go(parent: str) -> None:
-    taken = set[int]()
-    writing = True
-
-    def rename() -> None:
-        while writing:
-            image = leave(parent)
-            image.remove()
-
-    thread = threading.Thread(target=rename)
-    thread.start()
-    try:
-        taken = {taken_bytes(parent) for _ in range(2000)}
-    finally:
-        writing = False
-        thread.join()
-    assert max(taken) < 4 << 20
-
-
-def test_none_is_taken_from_a_folder_where_others_write(parent: str) -> None:
-    leave(parent)
-    Path(parent).chmod(0o770)
-    assert left.claim(parent, ADA) is None
-
-
-@pytest.mark.parametrize("missing", ["kernel.json", "image"])
-def test_what_is_half_removed_is_no_image(parent: str, missing: str) -> None:
-    path = Path(leave(parent).path, missing)
-    path.rename(path.with_name("gone"))
-    assert left.claim(parent, ADA) is None
-    left.remove_expired(parent, time.time() + KEPT_FOR + 1)
-    assert not list(Path(parent).iterdir())
-
-
-def test_a_record_that_cannot_be_read_is_none(parent: str) -> None:
-    Path(leave(parent).path, "kernel.json").write_text('{"version": 1}')
-    assert left.claim(parent, ADA) is None
+@pytest.mark.parametrize("name", ["kernel.json", "note.json", "image/header.json"])
+def test_what_cannot_be_read_is_no_image(program: Program, name: str) -> None:
+    (leave(program) / name).write_text('{"version": 0}')
+    assert left.claim(program, ADA) is None
 
 
 def test_a_notebook_is_known_by_its_real_path(tmp_path: Path) -> None:
@@ -165,8 +137,9 @@ def test_a_notebook_is_known_by_its_real_path(tmp_path: Path) -> None:
         ("2026-12-01 18:02", "28 November 18:02"),
     ],
 )
-def test_it_says_since_when_it_sleeps_and_what_it_has(parent: str, now: str, since: str) -> None:
+def test_it_says_since_when_it_sleeps_and_what_it_has(program: Program, now: str, since: str) -> None:
     def at(text: str) -> float:
         return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M"))
 
-    assert leave(parent, at=at("2026-11-28 18:02")).in_words(at(now)) == f"from {since} (14 variables, 3 MiB)"
+    leave(program, at=at("2026-11-28 18:02"))
+    assert claimed(program).in_words(at(now)) == f"from {since} (14 variables, 3 MiB)"

@@ -315,7 +315,8 @@ kept = 1
     kernel = await left_one(jupyter_env, manager, code, criu=str(program))
     starter = await started(jupyter_env, kernel, "kept")
     await eventually(in_time(begun.exists))
-    words = ("restore", str(jupyter_env.folder), "keeper.py")
+    (image,) = images(jupyter_env)
+    words = ("program.py", "restore", image.parent.name)
     keeper = next(
         each
         for each in psutil.process_iter(["cmdline"])
@@ -323,10 +324,8 @@ kept = 1
     )
     kill(starter.pid)
     await starter.wait()
-    async with notebook(jupyter_env, manager, kernel) as km:  # it is still held
-        assert km.provisioner.session.state is not State.HIBERNATED
+    await eventually(in_time(lambda: not keeper.is_running()))  # it ends with its server, and CRIU with it
     may.touch()
-    await eventually(in_time(lambda: not keeper.is_running()))
     goes_on.touch()
     async with notebook(jupyter_env, manager, kernel) as km:
         assert km.provisioner.session.state is State.HIBERNATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,56 +10,120 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_provisioner.hibernation import kept
+from gpu_pool_provisioner.hibernation import program
+from gpu_pool_provisioner.hibernation.calling import why_not
 
-
-@pytest.fixture
-def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(kept, "_may_administer", lambda: True)
+_WHY = why_not("criu-of-nobody") if os.geteuid() == 0 else "only root is asked for no program."
+as_root = pytest.mark.skipif("criu-of-nobody" not in _WHY, reason=f"no kernel sleeps here: {_WHY}")
 
 
 def criu(folder: Path, version: str, check: str = "exit 0") -> str:
     """Write a CRIU that says so of itself, and of this machine."""
-    program = folder / "criu"
-    program.write_text(f"#!/bin/sh\n[ $1 = check ] && {{ {check}; }}\necho Version: {version}\n")
-    program.chmod(0o755)
-    return str(program)
+    file = folder / "criu"
+    file.write_text(f"#!/bin/sh\n[ $1 = check ] && {{ {check}; }}\necho Version: {version}\n")
+    file.chmod(0o755)
+    return str(file)
 
 
-def test_nobody_but_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "could become root by it" in kept.why_not(criu(tmp_path, "4.2"))
 
 
-@pytest.mark.usefixtures("as_root")
+@pytest.mark.usefixtures("as_user")
+def test_another_user_than_root_is_told_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing, sudo = str(tmp_path / "program"), tmp_path / "sudo"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_not(installed=missing).startswith("there is no sudo, by which other users than root")
+    sudo.touch(0o755)
+    said = why_not(installed=missing)
+    assert said.startswith(
+        f"there is no {missing}, which writes the kernels of other users than root to disk"
+    )
+    assert said.endswith(f"sudo install -D -o root -g root -m 0755 {program.__file__} {missing}")
+
+
+@pytest.mark.usefixtures("as_user")
+def test_a_program_that_others_can_change_is_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sudo, installed = tmp_path / "sudo", tmp_path / "program"
+    for each in (sudo, installed):
+        each.write_text("#!/bin/sh\ntouch called\n")
+        each.chmod(0o777)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_not(installed=str(installed)) == (
+        f"{installed} is not root's alone: chown root {installed}; chmod go-w {installed}."
+    )
+    assert not (tmp_path / "called").exists()
+
+
+@as_root
+@pytest.mark.usefixtures("as_user")
+def test_what_sudo_says_is_told_with_the_line_that_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sudo, installed = tmp_path / "sudo", tmp_path / "program"
+    sudo.write_text("#!/bin/sh\necho sudo: a password is required >&2\nexit 1\n")
+    installed.touch()
+    for each in (sudo, installed):
+        each.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = why_not(installed=str(installed))
+    assert said.startswith("sudo says: sudo: a password is required.")
+    assert said.endswith(f"/etc/sudoers.d/gpu-pool-hibernation: %gpu-pool ALL=(root) NOPASSWD: {installed}")
+    sudo.write_text("""#!/bin/sh\necho '{"ok": true, "why": "", "version": 0}'\n""")
+    assert why_not(installed=str(installed)).startswith(f"{installed} is another version's")
+
+
+@as_root
 def test_without_criu_it_is_said_what_to_install() -> None:
-    assert "there is no criu-of-nobody: install CRIU 4.1 or newer" in kept.why_not("criu-of-nobody")
+    assert "there is no criu-of-nobody: install CRIU 4.1 or newer" in why_not("criu-of-nobody")
 
 
-@pytest.mark.usefixtures("as_root")
+@as_root
 @pytest.mark.parametrize(("version", "why"), [("3.17.1", "is 3.17, and 4.1 or newer"), ("?", "does not say")])
 def test_with_an_old_criu_it_is_said_which_is_needed(tmp_path: Path, version: str, why: str) -> None:
-    assert why in kept.why_not(criu(tmp_path, version))
+    assert why in why_not(criu(tmp_path, version))
 
 
-@pytest.mark.usefixtures("as_root")
+@as_root
 def test_what_criu_misses_of_this_machine_is_said_in_its_words(tmp_path: Path) -> None:
     check = "echo 'Error (criu/x.c:1): No seccomp.' >&2; exit 1"
-    assert kept.why_not(criu(tmp_path, "4.2", check)).endswith("this machine cannot: No seccomp.")
+    assert why_not(criu(tmp_path, "4.2", check)).endswith("this machine cannot: No seccomp.")
 
 
-@pytest.mark.usefixtures("as_root")
-def test_a_system_without_pid_namespaces_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    limit = tmp_path / "limit"
-    limit.write_text("0\n")
-    monkeypatch.setattr(kept, "_NAMESPACES", limit)
-    assert "set user.max_pid_namespaces" in kept.why_not(criu(tmp_path, "4.2"))
+@as_root
+def test_a_folder_where_others_write_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    said = why_not(criu(tmp_path, "4.2"), folder=str(tmp_path))
+    assert said == f"{tmp_path} is not root's alone: chown root {tmp_path}; chmod go-w {tmp_path}."
 
 
-@pytest.mark.usefixtures("as_root")
+@as_root
+@pytest.mark.parametrize("kind", ["pid", "mnt"])
+def test_a_system_without_namespaces_is_told(tmp_path: Path, kind: str) -> None:
+    """Asked of the program itself, for which its tests say where things are."""
+    (tmp_path / f"max_{kind}_namespaces").write_text("0\n")
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('program', {program.__file__!r})\n"
+        "sys.modules['program'] = found = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(found)\n"
+        f"sys.exit(found.main(['check'], found.System(limits={str(tmp_path)!r})))\n"
+    )
+    request = json.dumps({"settings": {"folder": str(tmp_path)}}) + "\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True
+    )
+    assert f"set user.max_{kind}_namespaces (sysctl)" in json.loads(done.stdout)["why"]
+
+
+@as_root
 def test_with_all_that_kernels_can(tmp_path: Path) -> None:
-    assert kept.why_not(criu(tmp_path, "4.1")) == ""
+    assert why_not(criu(tmp_path, "4.1"), folder=str(tmp_path)) == ""
 
 
 def test_who_does_not_use_it_loads_nothing_of_it() -> None:

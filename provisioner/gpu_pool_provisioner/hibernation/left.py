@@ -1,38 +1,35 @@
-"""Images that outlive their server: whose they are, and that one kernel alone goes on from each.
+"""Images that outlive their server: whose they are, and that one server alone shows each.
 
-Each lies in a folder that the server holds whose kernel it is, by a lock that the system lets go however that
-server ends. Then whoever opens the same notebook with the same kernel holds it next, or nobody for a week.
+The privileged program keeps them, with what is noted of each. Which of a user's servers has one is the
+user's own affair: that server holds a file of its name, by a lock that the system lets go however the server
+ends. Then whoever opens the same notebook with the same kernel holds it next, or nobody until the program
+removes it.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
+import functools
 import os
-import shutil
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from jupyter_core.paths import jupyter_data_dir
+
+from gpu_pool_client import Lease
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._requests import memory_in_words
-from gpu_pool_provisioner.folders import HeldFolder, folders_in, hold_left
-from gpu_pool_provisioner.hibernation import images
+from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused, kernels
 from gpu_pool_provisioner.session import texts
 
-#: How the names of their folders begin.
-NAME: Final = "kept-"
-#: Seconds after which one is removed that nobody has asked for.
-KEPT_FOR: Final = 7 * 86_400.0
-_FILE: Final = "kernel.json"
 _VERSION: Final = 1
 _MIB: Final = 1 << 20
-#: Who else than its user may write in a folder whose images are trusted: nobody.
-_OTHERS_WRITE: Final = 0o022
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +67,66 @@ class KernelRecord:
     #: When it fell asleep, in Unix seconds.
     at: float = 0.0
 
+    @classmethod
+    def read(cls, note: Mapping[str, Any]) -> KernelRecord:
+        """Return that of a note. Raises ``ValueError``, ``KeyError`` and ``TypeError`` where it has none."""
+        if note["version"] != _VERSION:
+            raise ValueError("another version has noted it")
+        record = dict(note["record"])
+        return cls(owner=Owner(**record.pop("owner")), **record)
+
+
+class Hold:
+    """What tells the user's other servers that this one has a kernel."""
+
+    def __init__(self, kernel: str, held: int) -> None:
+        """Take a kernel's ID, and the file that is locked."""
+        self.kernel, self._held = kernel, held
+        self._close = weakref.finalize(self, os.close, held)
+
+    def remove(self) -> None:
+        """Let go of what nobody can have any more. May be repeated."""
+        if self._close.alive:
+            _holds(self.kernel).unlink(missing_ok=True)
+            self._close()
+
+
+def _holds(kernel: str) -> Path:
+    return Path(jupyter_data_dir(), "gpu-pool", "held", kernel)
+
+
+def hold(kernel: str) -> Hold | None:
+    """Hold a kernel by its ID; None where another server of this user does. Raises ``OSError``."""
+    path = _holds(kernel)
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(held), path.stat()):  # nobody has removed it meanwhile
+            return Hold(kernel, held)
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(held)
+        raise
+    os.close(held)
+    return None
+
 
 class LeftImage:
-    """One image that this process holds, and that stays when it ends."""
+    """One image that this server holds, and that stays when it ends."""
 
-    def __init__(self, path: str, held: int, record: KernelRecord) -> None:
-        """Take the folder, what holds it, and what is said in it."""
-        self.path = path
-        self.held = held
-        self.record = record
-        self._release = weakref.finalize(self, os.close, held)
-        self.note_use()
-
-    def note_use(self) -> None:
-        """Note that somebody has it now: from then on it counts how long nobody has asked for it."""
-        with suppress(OSError):
-            os.utime(self.path)
+    def __init__(self, program: Program, held: Hold, said: Mapping[str, Any]) -> None:
+        """Take what holds it, and what the program says of it."""
+        self.held, self._program, self._note = held, program, said["note"]
+        #: What the program says of the image.
+        self.image: dict[str, Any] = said["image"]
+        self.record = KernelRecord.read(said["note"])
 
     @property
     def mib(self) -> int:
         """MiB on disk."""
-        return -(-sum(each.stat().st_size for each in Path(self.path, images.IMAGE).iterdir()) // _MIB)
+        return -(-int(self.image["bytes"]) // _MIB)
 
     def in_words(self, now: float) -> str:
         """Say since when it sleeps and what it has, as its user reads it. Times are Unix seconds."""
@@ -102,98 +138,92 @@ class LeftImage:
         has.append(memory_in_words(self.mib))
         return texts.left(f"{day} {time.strftime('%H:%M', at)}", ", ".join(has))
 
+    def note_use(self) -> None:
+        """Note that somebody has it now: from then on it counts how long nobody has. Blocks."""
+        with suppress(ProgramRefused):
+            self._program.call("note", self.held.kernel, note=self._note, server=os.getpid())
+
     def belong_to(self, owner: Owner) -> None:
         """Let it be another owner's: its notebook was renamed. Blocks. Raises ``OSError``."""
         self.record = replace(self.record, owner=owner)
-        _write(self.path, self.record)
-        _remove_others(self.path, owner)
-
-    def remove(self) -> None:
-        """Remove it, and let go of it. May be repeated."""
-        if self._release.alive:
-            _erase(self.path)
-            self._release()
+        self._note = {**self._note, "record": asdict(self.record)}
+        try:
+            self._program.call("note", self.held.kernel, note=self._note, server=os.getpid())
+        except ProgramRefused as error:
+            raise OSError(error.errno, str(error)) from error
+        remove_others(self._program, self.held.kernel, owner)
 
 
-def leave(folder: HeldFolder, record: KernelRecord) -> LeftImage:
-    """Let the whole image in a folder outlive this process, in place of others of its owner.
-
-    Blocks. Raises ``OSError``.
-    """
-    _write(folder.path, record)
-    path, held = folder.leave(NAME)
-    images.sync_folder(Path(path).parent)
-    _remove_others(path, record.owner)
-    return LeftImage(path, held, record)
-
-
-def _write(path: str, record: KernelRecord) -> None:
-    """Say in an image's folder what it is of, at once or not at all."""
-    new = Path(path, f"{_FILE}.new")
-    with new.open("w") as file:
-        json.dump({"version": _VERSION, **asdict(record)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(Path(path, _FILE))
-    images.sync_folder(Path(path))
-
-
-def _remove_others(path: str, owner: Owner) -> None:
-    """Remove what else of an owner's nobody holds."""
-    for other, found in _found(str(Path(path).parent)):
-        if found is not None and found.owner == owner and other != path:
-            _remove(other)
-
-
-def claim(parent: str, owner: Owner) -> LeftImage | None:
-    """Return the owner's image, held by this process; None where there is none, or somebody holds it.
-
-    Blocks.
-    """
-    theirs = [(path, said) for path, said in _found(parent) if said is not None and said.owner == owner]
-    for path, record in sorted(theirs, key=lambda each: -each[1].at):
-        held = hold_left(path)
-        if held is not None:
-            return LeftImage(path, held, record)
-    return None
-
-
-def remove_expired(parent: str, now: float) -> None:
-    """Remove the images that nobody has asked for in a week, and what is left of others. Blocks."""
-    for path, _ in _found(parent):
-        with suppress(OSError):
-            if now - Path(path).stat().st_mtime > KEPT_FOR:
-                _remove(path)
-
-
-def _remove(path: str) -> None:
-    held = hold_left(path)
-    if held is not None:
-        get_logger().info("A kernel on disk that nobody has asked for is removed: %s", path)
-        _erase(path)
-        os.close(held)
-
-
-def _erase(path: str) -> None:
-    # First what makes it an image: where this ends in between, nobody takes the rest for one.
-    Path(path, _FILE).unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _found(parent: str) -> list[tuple[str, KernelRecord | None]]:
-    """Return the folders of images with what is said in them; None where nothing that can be read."""
-    with suppress(OSError):
-        seen = Path(parent).stat()
-        if seen.st_uid == os.getuid() and not seen.st_mode & _OTHERS_WRITE:
-            return [(path, _read(path)) for path in folders_in(parent, NAME)]
-    return []
-
-
-def _read(path: str) -> KernelRecord | None:
+def remove_image(program: Program, kernel: str) -> None:
+    """Remove the image of a kernel that this server holds. Blocks."""
     try:
-        said = json.loads(Path(path, _FILE).read_text())
-        if said.pop("version") == _VERSION and Path(path, images.IMAGE).is_dir():
-            return KernelRecord(owner=Owner(**said.pop("owner")), **said)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+        program.call("remove", kernel)
+    except ProgramRefused as error:
+        if not error.is_gone:
+            get_logger().warning("What a kernel has on disk was not removed: %s", error)
+
+
+def note_of(lease: Lease, record: KernelRecord | None) -> dict[str, Any]:
+    """Return what is noted of a kernel: what who lists them reads, and what the next server must know."""
+    holder = {"lease": lease.id, "user": lease.holder.user, "kernel": lease.holder.kernel or ""}
+    return {"version": _VERSION, **holder, "record": None if record is None else asdict(record)}
+
+
+def remove_others(program: Program, kernel: str, owner: Owner) -> None:
+    """Remove what else of an owner's no server has. Blocks."""
+    for other, said in _found(program):
+        record = _record(said)
+        if record is not None and record.owner == owner and other != kernel:
+            _remove_unheld(program, other)
+
+
+def claim(program: Program, owner: Owner) -> LeftImage | None:
+    """Return the owner's image, held by this server; None where there is none, or another has it. Blocks."""
+    found = [(kernel, said, _record(said)) for kernel, said in _found(program)]
+    theirs = [each for each in found if each[2] is not None and each[2].owner == owner]
+    for kernel, said, _ in sorted(theirs, key=lambda each: -float(each[1]["image"]["since"])):
+        with suppress(OSError):
+            held = hold(kernel)
+            if held is not None:
+                image = LeftImage(program, held, said)
+                image.note_use()
+                return image
     return None
+
+
+@functools.cache
+def remove_abandoned_once(program: Program) -> None:
+    """Remove what killed servers of this user have on disk that nobody can go on with. Blocks."""
+    for kernel, said in _found(program):
+        if _record(said) is None:
+            _remove_unheld(program, kernel)
+
+
+def _remove_unheld(program: Program, kernel: str) -> None:
+    with suppress(OSError):
+        held = hold(kernel)
+        if held is not None:
+            get_logger().info("A kernel on disk that nobody can have is removed: %s", kernel)
+            remove_image(program, kernel)
+            held.remove()
+
+
+def _found(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
+    """Return this user's kernels that sleep, by their IDs."""
+    try:
+        found = kernels(program)
+    except ProgramRefused as error:
+        get_logger().warning("What sleeps on disk is not known: %s", error)
+        return []
+    return [
+        (each["id"], each)
+        for each in found
+        if each["uid"] == os.getuid() and each["image"] and not each["goes_on"]
+    ]
+
+
+def _record(said: Mapping[str, Any]) -> KernelRecord | None:
+    try:
+        return KernelRecord.read(said["note"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -52,7 +52,8 @@ _LONGEST, _LOOK_EVERY = 600.0, 0.05
 _BOTH = ("--no-default-config", "--manage-cgroups=ignore", "--file-locks", "--link-remap")
 _GHOST_BYTES = 64 << 20
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-_VERSION = 1
+#: Of what is said and written; another version's is refused.
+VERSION = 1
 _HEADER, _STATE, _NOTE, _LOCK, _NEEDS = "header.json", "kernel.json", "note.json", "lock", "needs"
 #: From unshare(2), mount(2), prctl(2), capabilities(7) and the system's capability.h.
 _NEWPID, _NEWNS = 0x20000000, 0x00020000
@@ -219,6 +220,10 @@ def _why_not(call: Call) -> str:
             if file.read().strip() == "0":
                 setting = f"user.max_{kind}_namespaces"
                 return f"this system allows no {kind} namespaces: set {setting} (sysctl) to more than 0."
+    try:
+        _folder(call)
+    except Refused as error:
+        return f"{error}."
     criu = call.settings.criu
     if not os.path.exists(criu):
         oldest = ".".join(map(str, OLDEST))
@@ -503,15 +508,18 @@ def _is_held(path: str) -> bool:
     return False
 
 
-def _folder(call: Call) -> str:
-    """Return the folder where kernels sleep, in which root alone writes. Raises ``Refused``, ``OSError``."""
-    folder = call.settings.folder
-    os.makedirs(folder, 0o700, exist_ok=True)
-    seen = os.stat(folder)
-    if seen.st_uid != 0 or seen.st_mode & 0o022:
-        raise Refused(f"{folder} is not root's alone: chown root {folder}; chmod go-w {folder}")
-    if call.caller.uid and (why := untrusted(folder)):
+def _folder(call: Call, make: bool = False) -> str:
+    """Return the folder where kernels sleep, which need not be there. Raises ``Refused``, ``OSError``."""
+    folder = there = call.settings.folder
+    if make:
+        os.makedirs(folder, 0o700, exist_ok=True)
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    seen = os.stat(there)
+    if call.caller.uid and (why := untrusted(there)):
         raise Refused(why)
+    if there == folder and (seen.st_uid != 0 or seen.st_mode & 0o022):
+        raise Refused(f"{folder} is not root's alone: chown root {folder}; chmod go-w {folder}")
     return folder
 
 
@@ -530,7 +538,7 @@ def _read(folder: str, name: str) -> dict[str, Any]:
     """Return what a file of ours says; nothing where there is none that can be read."""
     with suppress(OSError, ValueError), open(os.path.join(folder, name), "rb") as file:
         said = json.load(file)
-        if isinstance(said, dict) and said.get("version") == _VERSION:
+        if isinstance(said, dict) and said.get("version") == VERSION:
             return said
     return {}
 
@@ -539,7 +547,7 @@ def _write(folder: str, name: str, said: dict[str, Any]) -> None:
     """Write a file, on the disk, at once or not at all."""
     path = os.path.join(folder, name)
     with open(f"{path}.new", "w") as file:
-        json.dump({"version": _VERSION, **said}, file)
+        json.dump({"version": VERSION, **said}, file)
         file.flush()
         os.fsync(file.fileno())
     os.rename(f"{path}.new", path)
@@ -583,15 +591,17 @@ def _size(path: str) -> int:
 
 
 def _kernels(folder: str) -> list[str]:
-    return [each.path for each in os.scandir(folder) if _ID.fullmatch(each.name)]
+    with suppress(FileNotFoundError):
+        return [each.path for each in os.scandir(folder) if _ID.fullmatch(each.name)]
+    return []
 
 
 def _sweep(call: Call) -> None:
     """Remove what nobody has asked for in days, and what is left of kernels that ended without an image."""
     for path in _kernels(call.settings.folder):
         with suppress(OSError, Refused), _locked(path), _locked(f"{path}/{_LOCK}"):
-            since = time.time() - os.stat(path).st_mtime
-            if not os.path.isdir(f"{path}/image") or since > call.settings.days * 86_400:
+            is_old = time.time() - os.stat(path).st_mtime > call.settings.days * 86_400
+            if not os.path.isdir(f"{path}/image") or (is_old and not _has_server(path)):
                 _remove(path)
 
 
@@ -599,7 +609,7 @@ def _sweep(call: Call) -> None:
 
 
 def _check(call: Call, _: str) -> dict[str, object]:
-    return {"why": _why_not(call)}
+    return {"why": _why_not(call), "version": VERSION}
 
 
 def _launch(call: Call, _: str) -> dict[str, object]:
@@ -613,8 +623,8 @@ def _launch(call: Call, _: str) -> dict[str, object]:
     assert isinstance(environment, dict)
     if not isinstance(cwd, str) or "\0" in cwd or type(umask) is not int or not 0 <= umask <= 0o777:
         raise Refused("cwd must be a path, and umask a number up to 511")
-    folder = _folder(call)
-    with _locked(f"{folder}/{_LOCK}", wait=True):
+    folder = _folder(call, make=True)
+    with _locked(folder, wait=True):
         _sweep(call)
         kernel = os.urandom(16).hex()
         path = os.path.join(folder, kernel)
@@ -684,7 +694,7 @@ def _dump(call: Call, kernel: str) -> dict[str, object]:
     path = _path(call, kernel)
     with _locked(f"{path}/{_LOCK}"):
         if "note" in call.request:
-            _keep_note(path, call.request["note"])
+            _keep_note(call, path)
         state = _read(path, _STATE)
         run, header = state["run"], _read(f"{path}/image", _HEADER)
         with _process(run) as process:
@@ -743,7 +753,7 @@ def _dumped(call: Call, path: str, state: dict[str, Any]) -> dict[str, Any]:
 def _reserved(call: Call, path: str, first: int) -> int:
     """Note that an image is about to take room, and return how many bytes at most. Raises ``Refused``."""
     folder, needs = call.settings.folder, needs_bytes(first)
-    with _locked(f"{folder}/{_LOCK}", wait=True):
+    with _locked(folder, wait=True):
         disk = os.statvfs(folder)
         free, mine, others = disk.f_bavail * disk.f_frsize, 0, 0
         for each in _kernels(folder):
@@ -821,7 +831,8 @@ def _log_says(work: str, status: int) -> str:
 
 def _finished(call: Call, new: str, state: dict[str, Any]) -> dict[str, Any]:
     """Make the image of a stopped kernel whole: root's, on the disk, with what it says of itself."""
-    pids = pids_with(state["run"]["first"])
+    # Without the first, which is ours, and has the server's log open.
+    pids = [each for each in pids_with(state["run"]["first"]) if each != state["run"]["first"]]
     mapped, opened = _files_of(pids, call.caller)
     os.chown(new, 0, 0)
     os.chmod(new, 0o755)  # noqa: S103 - for the user's CRIU, which comes by no name: the folder above is root's alone
@@ -892,20 +903,28 @@ def _restore(call: Call, kernel: str) -> dict[str, object]:
 
 def _note(call: Call, kernel: str) -> dict[str, object]:
     path = _path(call, kernel)
-    _keep_note(path, call.request.get("note"))
+    _keep_note(call, path)
     os.utime(path)
     return {}
 
 
-def _keep_note(path: str, note: object) -> None:
-    if not isinstance(note, dict) or len(json.dumps(note)) > _LONGEST_NOTE:
-        raise Refused(f"note must be an object of at most {_LONGEST_NOTE} bytes as JSON")
-    _write(path, _NOTE, {"note": note})
+def _keep_note(call: Call, path: str) -> None:
+    """Keep what the caller says of a kernel, and which process of theirs has it."""
+    note, server = call.request.get("note"), call.request.get("server", 0)
+    if not isinstance(note, dict) or len(json.dumps(note)) > _LONGEST_NOTE or type(server) is not int:
+        raise Refused(f"note must be an object of at most {_LONGEST_NOTE} bytes as JSON, and server a pid")
+    _write(path, _NOTE, {"note": note, "server": [server, _started(server), _boot_id()]})
+
+
+def _has_server(path: str) -> bool:
+    """Whether the process lives that has a kernel."""
+    server, started, boot = _read(path, _NOTE).get("server", (0, 0, ""))
+    return bool(started) and (_started(server), _boot_id()) == (started, boot)
 
 
 def _remove_image(call: Call, kernel: str) -> dict[str, object]:
     path = _path(call, kernel, by_root=True)
-    with _locked(f"{path}/{_LOCK}"):
+    with _locked(f"{path}/{_LOCK}", wait=True):  # a dump that is given up ends soon
         if not _is_held(path):
             _remove(path)
         elif os.path.isdir(f"{path}/image"):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_pool_client import Pool
-from gpu_pool_provisioner.hibernation.images import Header
-from gpu_pool_provisioner.hibernation.kept import why_not
+from gpu_pool_provisioner.hibernation.calling import why_not
 from support.terminal import Terminal
 
 MIB = 1 << 20
+_WHY = why_not("criu-of-nobody") if os.geteuid() == 0 else "only root says where images are."
+as_root = pytest.mark.skipif("criu-of-nobody" not in _WHY, reason=f"no kernel sleeps here: {_WHY}")
 
 
 @pytest.fixture
@@ -26,14 +28,19 @@ def asleep(terminal: Terminal, tmp_path: Path) -> Path:
 
 
 def image(parent: Path, lease: str, mib: int, hours: float = 2) -> Path:
-    """Write an image's header, as ``images.finish`` does, beside a part of it; return the image's folder."""
-    folder = parent / f"asleep-0-{lease}" / "image"
-    folder.mkdir(parents=True)
-    (folder / "pages-1.img").write_bytes(b"")
-    size = {"pages-1.img": (mib * MIB, "digest")}
-    header = Header(lease, "ada", "thesis.ipynb", time.time() - hours * 3600, 1, "", "", {}, {}, [], size)
-    (folder / "header.json").write_text(json.dumps({"version": 1, **asdict(header)}))
-    return folder
+    """Write what the program keeps of a kernel, as its ``dump`` does; return the image's folder."""
+    folder = parent / hashlib.md5(lease.encode()).hexdigest()
+    note = {"lease": lease, "user": "ada", "kernel": "thesis.ipynb"}
+    files = {"pages-1.img": [mib * MIB, "digest"]}
+    header = {"since": time.time() - hours * 3600, "listens": [], "files": files}
+    (folder / "image").mkdir(parents=True)
+    for name, said in (
+        ("kernel.json", {"uid": 0, "user": "root"}),
+        ("note.json", {"note": note}),
+        ("image/header.json", header),
+    ):
+        (folder / name).write_text(json.dumps({"version": 1, **said}))
+    return folder / "image"
 
 
 def listed(terminal: Terminal) -> list[dict[str, Any]]:
@@ -41,6 +48,7 @@ def listed(terminal: Terminal) -> list[dict[str, Any]]:
     return found
 
 
+@as_root
 def test_they_are_listed_oldest_first(terminal: Terminal, asleep: Path) -> None:
     image(asleep, "1-new", 320)
     image(asleep, "2-old", 2048, hours=30)
@@ -55,6 +63,7 @@ def test_they_are_listed_oldest_first(terminal: Terminal, asleep: Path) -> None:
     assert [each["image_bytes"] // MIB for each in listed(terminal)] == [2048, 320]
 
 
+@as_root
 def test_where_none_sleeps_the_folder_is_named(terminal: Terminal, asleep: Path, tmp_path: Path) -> None:
     assert terminal.run("hibernated").stdout == f"No kernel sleeps in {asleep}.\n"
     elsewhere = tmp_path / "elsewhere"
@@ -62,6 +71,7 @@ def test_where_none_sleeps_the_folder_is_named(terminal: Terminal, asleep: Path,
     assert "1-new" in terminal.run("hibernated", "--folder", str(elsewhere)).stdout
 
 
+@as_root
 def test_one_is_removed_by_its_lease_and_of_unknown_ones_none(terminal: Terminal, asleep: Path) -> None:
     removed, stays = image(asleep, "1-a", 320), image(asleep, "2-b", 10)
     refused = terminal.run("hibernated", "--remove", "1-a", "--remove", "3-c")
@@ -78,10 +88,6 @@ def a_criu(folder: Path, version: str) -> str:
     program.write_text(f"#!/bin/sh\necho Version: {version}\n")
     program.chmod(0o755)
     return str(program)
-
-
-_WHY = why_not("criu-of-nobody")
-as_root = pytest.mark.skipif("criu-of-nobody" not in _WHY, reason=f"no kernel sleeps here: {_WHY}")
 
 
 def checks(terminal: Terminal, *words: str) -> tuple[int, list[tuple[str, str]]]:
@@ -144,6 +150,7 @@ def test_the_doctor_looks_at_it_where_a_course_says_so(terminal: Terminal, tmp_p
     assert "criu" not in terminal.run("doctor", "--json", env=empty).stdout
 
 
+@as_root
 def test_the_status_says_which_parked_lease_is_asleep(terminal: Terminal, asleep: Path) -> None:
     parked, held = terminal.hold("50%"), terminal.hold("10%")
 
