@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import re
@@ -83,6 +82,7 @@ async def test_a_restart_is_in_the_same_step_and_an_interrupt_reaches_the_cell(a
 
 async def test_the_pool_divides_the_shards_of_each_node(allocate: Allocate) -> None:
     shell = allocate("--nodes=2", "--gres=shard:40")
+    await shell.ask("20%")
     status = await shell.env.pool.status()
     free = {each.device.uuid: (each.device.node, each.free_milli) for each in status.devices}
     assert free == {"GPU-0": ("n1", 400), "GPU-t": ("n2", 400)}
@@ -151,7 +151,7 @@ async def test_the_start_of_a_kernel_and_no_look_removes_what_steps_of_jobs_that
         (folder / name).mkdir(parents=True)
         os.utime(folder / name, (0, 0))
     (folder / "step-987654-2-cd-1").mkdir()
-    assert len((await shell.env.pool.status()).devices) == 2
+    await shell.ask("1")
     assert (folder / "step-987654-1-ab-1").exists()
     manager = await shell.start("1 model=t4")
     async with frontend(manager) as page:
@@ -293,6 +293,7 @@ async def test_doctor_and_list_name_the_nodes(allocate: Allocate) -> None:
     checks = json.loads(_command("doctor", "--json").stdout)["checks"]
     found = [(each["state"], each["text"]) for each in checks if each["name"] == "slurm nodes"]
     job = f"Slurm job {shell.job}"
+    await shell.ask("20%")
     assert found == [("ok", f"{job} on n1: 40% of GPU 0"), ("ok", f"{job} on n2: 40% of GPU 0")]
     assert "on n2" in _command("list").stdout
 
@@ -306,11 +307,32 @@ def _silence(shell: Allocated, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", f"{program.parent}:{shell.slurm.environment['PATH']}")
 
 
+def _named_other(folder: Path) -> list[Path]:
+    """Return what a step of a look has left in a folder, and what was written of it."""
+    return list(folder.glob("other*"))
+
+
+async def test_whoever_only_looks_starts_no_step_and_writes_nothing(
+    allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    _silence(shell, tmp_path, monkeypatch)
+    assert _command("status").returncode == 0
+    told = f"The nodes of Slurm job {shell.job} are asked for their GPUs once a kernel is started."
+    assert told in " ".join(_command("list").stdout.split())
+    assert not (await shell.env.pool.status()).devices
+    assert not _named_other(tmp_path)
+    await shell.ask("1")
+    assert (await shell.env.pool.status()).devices
+    assert (tmp_path / "others").exists()
+
+
 async def test_a_node_that_does_not_answer_is_left_out_and_doctor_says_why(
     allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
     _silence(shell, tmp_path, monkeypatch)
+    await shell.ask("1")
     status = json.loads(_command("status", "--json").stdout)
     assert [each["uuid"] for each in status["devices"]] == ["GPU-0"]
     checks = json.loads(_command("doctor", "--json").stdout)["checks"]
@@ -325,13 +347,8 @@ async def test_the_pool_does_not_wait_while_a_silent_node_is_asked_again_alone(
     _silence(shell, tmp_path, monkeypatch)
     monkeypatch.setattr("gpu_pool.slurm.steps._AGAIN_AFTER", 0.0)
 
-    keys = itertools.count()
-
     async def uuids() -> list[str]:
-        lease = await shell.env.pool.request(
-            parse_request("1"), Holder("ada", yields=True), f"key-{next(keys)}"
-        )
-        await shell.env.pool.release(lease.id)
+        await shell.ask("1")
         return [each.device.uuid for each in (await shell.env.pool.status()).devices]
 
     assert await uuids() == ["GPU-0"]
@@ -354,6 +371,7 @@ async def test_a_look_at_a_node_runs_nothing_of_the_servers_folder(
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "json.py").write_text("open('was-run', 'w')\n")
     monkeypatch.chdir(tmp_path / "notebooks")
+    await shell.ask("1")
     assert len((await shell.env.pool.status()).devices) == 2
     assert [each.name for each in (tmp_path / "notebooks").iterdir()] == ["json.py"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
+from gpu_pool_client import Holder, parse_request
 from support.jupyter_env import JupyterEnv
 from support.nvml_stub import Machine
 from support.slurm import Slurm
@@ -49,6 +51,12 @@ class Allocated:
         self.started.append(manager)
         await manager.start_kernel()
         return manager
+
+    async def ask(self, size: str) -> None:
+        """Have a slice for a moment: the nodes are asked for their GPUs by then."""
+        holder = Holder("ada", yields=True)
+        lease = await self.env.pool.request(parse_request(size), holder, uuid.uuid4().hex)
+        await self.env.pool.release(lease.id)
 
     async def is_empty(self) -> bool:
         """Whether no lease lives and no step runs, and nothing is left of any."""

@@ -35,6 +35,9 @@ _EVERY = 1.0
 #: Said to a user of a service, who is shown nobody else's leases.
 _ONLY_OTHERS = "You hold nothing; what others hold is shown to them and to administrators."
 _NO_DEVICES = "This pool has no GPU. To find out why, run: gpu-pool doctor"
+_NOT_ASKED = (
+    "The nodes of {} are asked for their GPUs once a kernel is started. To ask them now, run: gpu-pool doctor"
+)
 
 
 @verb(
@@ -64,12 +67,20 @@ def list_(session: CommandSession, details: bool, nodes: bool) -> int:
     if status.devices:
         screen.show(screen.table(formatting.DEVICE_COLUMNS, formatting.device_rows(status)))
     else:
-        screen.show(_NO_DEVICES)
+        screen.show(_no_devices())
     if details:
         rows = formatting.holding_rows(status, time.time())
         nothing = _ONLY_OTHERS if _others_hold(status) else "Nothing is held."
         screen.show("", screen.table(formatting.HOLDING_COLUMNS, rows) if rows else nothing)
     return 0
+
+
+def _no_devices() -> str:
+    """Say that there is no GPU; in a shell of ``salloc``, that nobody may have asked its nodes yet."""
+    from gpu_pool.embedded.allocation import Allocation
+
+    job = Allocation.of(os.environ)
+    return _NO_DEVICES if job is None or job.node else _NOT_ASKED.format(job)
 
 
 @verb("status", "gpu-pool status", "gpu-pool status --watch", "gpu-pool status --json | jq '.queue | length'")

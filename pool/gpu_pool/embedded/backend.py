@@ -81,6 +81,8 @@ class LocalBackend(Backend):
         #: Runs kernels on the other nodes of that job; and their GPUs among those that were found.
         self._steps: StepHost | None = None
         self._others: tuple[Device, ...] = ()
+        #: Whether these nodes may be asked, in a step, since something is to start; a look asks nobody.
+        self._asks_nodes = False
         if self._allocation is not None and self._allocation.has_others:
             # Imported here because only few jobs have several nodes.
             from gpu_pool.slurm.steps import StepHost
@@ -104,6 +106,9 @@ class LocalBackend(Backend):
         self, max_age: float, patience: float = 0.0, known: Collection[Device] = ()
     ) -> DevicesFound:
         """See ``Backend.devices``: those that the driver shows, and whether something new could use them."""
+        if max_age <= 0 and self._steps is not None and not self._asks_nodes:
+            self._asks_nodes = True
+            self._finder.forget()
         found = self._finder.known or await self._finder.found()
         is_empty = not found.devices and found.problems and self._finder.age > _AGAIN_AFTER
         if max_age <= 0 and (is_empty or self._have_others_said_more()):
@@ -173,12 +178,14 @@ class LocalBackend(Backend):
             return found
         self._finder.asks_nodes = True
         try:
-            others = self._steps.look()
+            others = self._steps.look() if self._asks_nodes else self._steps.known()
         except PoolUnreachable as error:
             get_logger().warning("The other nodes of %s are not used: %s", self._allocation, error)
             return found
         finally:
             self._finder.asks_nodes = False
+        if others is None:
+            return found
         self._others = others.devices
         if not others.devices:
             return found

@@ -224,13 +224,23 @@ class StepHost:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "gpu-pool-steps")
         self._is_stopped = False
 
+    def known(self) -> OtherNodes | None:
+        """Return the GPUs of the other nodes, where a process of the job has asked them; nobody is asked.
+
+        Raises ``StoreUnusable`` where others can write what is read.
+        """
+        if self.others is None and self._file.parent.exists():
+            files.prepare_folder(self._store)
+            self.others = OtherNodes.read(self._file)
+        return self.others
+
     def look(self) -> OtherNodes:
         """Return the GPUs of the other nodes, which are asked where no process of the job has. Blocks.
 
         Raises ``StoreUnusable`` where others can write what is read.
         """
         files.prepare_folder(self._store)
-        self.others = self.others or OtherNodes.read(self._file) or self._found(OtherNodes())
+        self.others = self.known() or self._found(OtherNodes())
         return self.others
 
     def look_again(self) -> None:
@@ -302,14 +312,22 @@ class StepHost:
             step = self._steps.get(lease_id)
             if step is None:
                 raise BadRequest("No kernel was started on this slice by this server.", "Start one.")
-            if not step.address and step.process.poll() is None:
-                step.ports = step.ports or launching.read_ports(step.folder)[0]
-                if step.ports and await launching.answers(step.node.address, step.ports["supervisor"]):
-                    step.address = step.node.address
+            await _reach(step)
             found = self._state(step)
             if found.version != seen or time.monotonic() > give_up_at or self._is_stopped:
                 return found
-            await asyncio.sleep(_GLANCE if step.address else _SOON)
+            await self._until_news(step, give_up_at)
+
+    async def _until_news(self, step: KernelStep, give_up_at: float) -> None:
+        """Return once something may be known of a step that was not; that its lease is over, settle tells."""
+        before = step.address, bool(step.ports)
+        while time.monotonic() < give_up_at and not self._is_stopped:
+            await asyncio.sleep(_GLANCE if any(before) else _SOON)
+            if step.ended_by_us or step.process.poll() is not None:
+                return
+            await _reach(step)
+            if (step.address, bool(step.ports)) != before:
+                return
 
     def _state(self, step: KernelStep) -> KernelPod:
         now = self._phase(step)
@@ -388,6 +406,15 @@ def _remove_leftovers(own_job: str) -> None:
         for folder in left:
             if folder.name.split("-")[1] not in live:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _reach(step: KernelStep) -> None:
+    """Take note of where a kernel listens, and whether it is reached there."""
+    if step.address or step.process.poll() is not None:
+        return
+    step.ports = step.ports or launching.read_ports(step.folder)[0]
+    if step.ports and await launching.answers(step.node.address, step.ports["supervisor"]):
+        step.address = step.node.address
 
 
 def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:

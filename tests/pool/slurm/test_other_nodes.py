@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 from gpu_pool.slurm import launching, steps
 from gpu_pool.slurm.steps import JobNode, OtherNodes, StepHost
 from gpu_pool.store.errors import StoreUnusable
-from gpu_pool_client import WHOLE, KernelCommand, Lease, LeaseState, PoolUnreachable, Slice
+from gpu_pool_client import WHOLE, KernelCommand, Lease, LeaseState, PodPhase, PoolUnreachable, Slice
 from support.jupyter_env import eventually
 from support.pools import V100
 from support.session_world import lease
@@ -177,6 +178,39 @@ async def test_no_key_is_left_of_a_step_that_cannot_be_started(
     with pytest.raises(PoolUnreachable, match="part of jupyter-gpu-pool is not installed"):
         await host.launch(_held(), _KERNEL, None)
     assert not list(store.parent.parent.rglob("kernel.json"))
+
+
+class _Pool:
+    """The pool of a host of steps, which counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def living(self, lease_id: str) -> Lease:
+        self.asked += 1
+        return _held()
+
+
+async def test_whoever_follows_a_step_asks_the_pool_only_where_there_is_news(
+    store: Path, finds: list[OtherNodes | Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = store.parent.parent / "programs"
+    programs.mkdir()
+    (programs / "srun").write_text("#!/bin/sh\nexec sleep 600\n")
+    (programs / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(store.parent.parent / "data"))
+    finds.append(_KNOWN)
+    host = StepHost("7", "n1", store)
+    host.pool = pool = _Pool()  # type: ignore[assignment]
+    host.look()
+    held = _held()
+    began = await host.launch(held, _KERNEL, None)
+    assert (await host.follow(held.id, began.version, 1.0)).version == began.version
+    assert pool.asked == 2  # at first, and at the end
+    following = asyncio.create_task(host.follow(held.id, began.version, 600.0))
+    await host.end(held.id)
+    assert (await following).phase is PodPhase.ENDED
 
 
 def test_of_gigabytes_that_a_job_has_written_its_end_is_read(tmp_path: Path) -> None:
