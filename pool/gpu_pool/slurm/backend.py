@@ -253,7 +253,7 @@ class SlurmBackend(Backend):
     async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
         """Cancel the jobs of leases that have ended; also those of a server that was killed."""
         known = set(self._jobs)
-        shown = {job.name: job.id for job in self.watch.jobs.values() if job.name.startswith(self._name(""))}
+        shown = {name: job for name, job in self.watch.own.items() if name.startswith(self._name(""))}
         if not known and not shown:
             return
         live = {lease.id for lease in await living()}
@@ -261,9 +261,9 @@ class SlurmBackend(Backend):
             await self.end(lease_id)
             shutil.rmtree(self._jobs.pop(lease_id).folder, ignore_errors=True)
             self._tunnels.forget(lease_id)
-        for name, job in shown.items():
-            if name.removeprefix(self._name("")) not in live:
-                await self._cancel(job)
+        for name, number in shown.items():
+            if name.removeprefix(self._name("")) not in live and number in self.watch.jobs:
+                await self._cancel(number)
         if self._jobs:
             self.watch.keep()
 

@@ -12,8 +12,11 @@ from gpu_pool.devices.visible import counts_in
 from gpu_pool.slurm.reasons import why_it_waits
 from gpu_pool_client import WHOLE, Device, Limit, NeverFits, Place, SliceRequest, Strength
 
-#: What squeue is asked for of each job, between bars.
-SQUEUE_FORMAT: Final = "%i|%T|%r|%Q|%P|%S|%e|%N|%j"
+#: What squeue is asked for of each job, between bars. Nothing of it is for a user to choose: the name of a
+#: stranger's job may have lines of its own, which look like those of other jobs.
+SQUEUE_FORMAT: Final = "%i|%T|%r|%Q|%P|%S|%e|%N"
+#: And of the user's own jobs, besides.
+SQUEUE_NAMES_FORMAT: Final = "%i|%j"
 #: And sinfo of each node and partition.
 SINFO_FORMAT: Final = "%N|%o|%G|%P"
 #: And of which of each node's GPUs are in use.
@@ -46,7 +49,6 @@ class Job:
     starts_at: float | None = None
     ends_at: float | None = None
     node: str = ""
-    name: str = ""
     #: The status with which its main process has ended; None where that is not known.
     exit_status: int | None = None
     #: Who has cancelled it; empty where that is not known.
@@ -98,18 +100,26 @@ def read_jobs(printed: str) -> dict[str, Job]:
     """Read what squeue printed in :data:`SQUEUE_FORMAT`; return jobs by their ids."""
     found: dict[str, Job] = {}
     for line in printed.splitlines():
-        parts = line.split("|", 8)
-        if len(parts) == 9:
-            number, state, reason, priority, partition, start, end, node, name = parts
+        parts = line.split("|")
+        if len(parts) == 8:
+            number, state, reason, priority, partition, start, end, node = parts
             rank = int(priority) if priority.isdecimal() else 0
             times = read_time(start), read_time(end)
-            found[number] = Job(number, state, _word(reason), rank, partition, *times, node, name)
+            found[number] = Job(number, state, _word(reason), rank, partition, *times, node)
     return found
+
+
+def read_names(printed: str) -> dict[str, str]:
+    """Read what squeue printed in :data:`SQUEUE_NAMES_FORMAT`; return jobs' ids by their names."""
+    rows = (line.partition("|") for line in printed.splitlines())
+    return {name: number for number, bar, name in rows if bar}
 
 
 def read_job(printed: str) -> Job:
     """Read what ``scontrol --oneliner show job`` printed of one."""
-    told = dict(word.partition("=")[::2] for word in printed.split())
+    told: dict[str, str] = {}
+    for name, _, value in (word.partition("=") for word in printed.split()):
+        told.setdefault(name, value)  # what a comment or a path has, which may be anything, comes later
     status, rank = told.get("ExitCode", "").partition(":")[0], told.get("Priority", "")
     return Job(
         told.get("JobId", ""),
@@ -120,7 +130,6 @@ def read_job(printed: str) -> Job:
         read_time(told.get("StartTime", "")),
         read_time(told.get("EndTime", "")),
         told.get("NodeList", "").replace("(null)", ""),
-        told.get("JobName", ""),
         int(status) if status.isdecimal() else None,
     )
 

@@ -14,10 +14,12 @@ from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.jobs import (
     SINFO_USED_FORMAT,
     SQUEUE_FORMAT,
+    SQUEUE_NAMES_FORMAT,
     Job,
     read_free_types,
     read_job,
     read_jobs,
+    read_names,
 )
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client._log import get_logger
@@ -27,6 +29,8 @@ from gpu_pool_client._log import get_logger
 _EVERY, _TIMES, _SELDOM, _IDLE = 3.0, 20.0, 60.0, 30.0
 #: Seconds between two looks at which GPUs are free, while somebody waits.
 _FREE_EVERY: Final = 15.0
+#: And at which names the user's own jobs have: one that a killed server has left may wait as long.
+_NAMES_EVERY: Final = 60.0
 
 
 def last_of(job: str) -> Job | None:
@@ -61,6 +65,9 @@ class JobQueueWatch:
 
     def __init__(self) -> None:
         self.jobs: Mapping[str, Job] = {}
+        #: The ids of the user's own jobs by their names, as they were lately.
+        self.own: Mapping[str, str] = {}
+        self._own_at = float("-inf")
         #: Why it is not known how they are now; empty where it is.
         self.trouble = ""
         #: The types of which a GPU is free, as long as somebody asks for it.
@@ -103,6 +110,10 @@ class JobQueueWatch:
             self.jobs, self.trouble = found, ""
         self.looks += 1
         now = time.monotonic()
+        if now > self._own_at + _NAMES_EVERY and not self.trouble:
+            self._own_at = now
+            with suppress(PoolUnreachable, NotAllowed):
+                self.own = read_names(ask("squeue", "--noheader", "--me", f"--format={SQUEUE_NAMES_FORMAT}"))
         if now < self._free_asked_at + _IDLE and now > self._free_at + _FREE_EVERY and not self.trouble:
             self._free_at = now
             with suppress(PoolUnreachable, NotAllowed):

@@ -17,6 +17,7 @@ from gpu_pool.slurm.jobs import (
     read_job,
     read_jobs,
     read_kinds,
+    read_names,
     read_time,
 )
 from gpu_pool_client import NeverFits, parse_request
@@ -40,18 +41,19 @@ def test_the_gpus_of_a_partition() -> None:
 
 
 def test_a_job_in_the_queue() -> None:
-    [job] = read_jobs("7|PENDING|ReqNodeNotAvail, UnavailableNodes:n1|12|gpu|N/A|N/A||a|b\n").values()
-    assert job == Job("7", "PENDING", "ReqNodeNotAvail", 12, "gpu", None, None, "", "a|b")
+    [job] = read_jobs("7|PENDING|ReqNodeNotAvail, UnavailableNodes:n1|12|gpu|N/A|N/A|\n").values()
+    assert job == Job("7", "PENDING", "ReqNodeNotAvail", 12, "gpu")
     assert job.waits
     told = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
-    [down] = read_jobs(f"7|PENDING|{told}|12|gpu|N/A|N/A||a\n").values()
+    [down] = read_jobs(f"7|PENDING|{told}|12|gpu|N/A|N/A|\n").values()
     shown = read_job(f"JobId=7 JobState=PENDING Reason={told.replace(' ', '_')} Priority=12")
     assert down.reason == shown.reason == told
-    [running] = read_jobs("8|RUNNING|None|1|gpu|2026-11-28T02:08:28|2026-11-28T02:18:28|n1|x\n").values()
+    [running] = read_jobs("8|RUNNING|None|1|gpu|2026-11-28T02:08:28|2026-11-28T02:18:28|n1\n").values()
     assert running.ends_at == (running.starts_at or 0) + 600
     assert not running.waits
     assert not running.is_over
     assert read_jobs("what nobody expects\n") == {}
+    assert read_names("7|a|b\n8|c\nno more\n") == {"a|b": "7", "c": "8"}
     assert read_time("Unknown") is None
 
 
@@ -177,3 +179,8 @@ def test_a_job_that_ended_by_itself_was_not_taken() -> None:
 )
 def test_what_a_job_was_given_of_each_node(shown: str, found: list[tuple[str, str, int]]) -> None:
     assert list(read_given(f"JobId=7 ReqNodeList=(null) Socks/Node=* {shown} MinCPUsNode=1")) == found
+
+
+def test_a_comment_says_nothing_of_how_its_job_is() -> None:
+    shown = "JobId=7 JobState=RUNNING ExitCode=0:0 Comment=a JobState=CANCELLED ExitCode=9:0 StdErr=/a"
+    assert read_job(shown) == Job("7", "RUNNING", exit_status=0)
