@@ -58,7 +58,8 @@ _HEADER, _STATE, _NOTE, _LOCK, _NEEDS = "header.json", "kernel.json", "note.json
 #: From unshare(2), mount(2), prctl(2), capabilities(7) and the system's capability.h.
 _NEWPID, _NEWNS = 0x20000000, 0x00020000
 _NOSUID, _NODEV, _NOEXEC, _REC, _SLAVE = 2, 4, 8, 0x4000, 0x80000
-_DUMPABLE, _KEEPCAPS, _CAPBSET_DROP, _SUBREAPER, _NO_NEW_PRIVS, _AMBIENT = 4, 8, 24, 36, 38, 47
+_PDEATHSIG, _DUMPABLE, _KEEPCAPS, _CAPBSET_DROP = 1, 4, 8, 24
+_SUBREAPER, _NO_NEW_PRIVS, _AMBIENT = 36, 38, 47
 _SYS_PTRACE, _SYS_ADMIN, _CHECKPOINT_RESTORE = 19, 21, 40
 _OF_CRIU = (_SYS_PTRACE, _CHECKPOINT_RESTORE)
 #: The pids in a namespace: of what CRIU writes, the kernel's parent; and of the kernel.
@@ -228,8 +229,10 @@ def _why_not(call: Call) -> str:
     if not os.path.exists(criu):
         oldest = ".".join(map(str, OLDEST))
         return f"there is no {criu}: install CRIU {oldest} or newer, or say where it is."
-    if call.caller.uid != 0 and (why := untrusted(criu)):
-        return f"{why}."
+    try:
+        _criu(call)
+    except Refused as error:
+        return f"{error}."
     found = re.search(rb"Version: (\d+)\.(\d+)", _said([criu, "--version"], call.caller)[1])
     if found is None or (int(found[1]), int(found[2])) < OLDEST:
         has = f"is {int(found[1])}.{int(found[2])}" if found else "does not say its version"
@@ -238,6 +241,13 @@ def _why_not(call: Call) -> str:
     if status:
         return f"{criu} check says that this machine cannot: {first_error(said)}"
     return ""
+
+
+def _criu(call: Call) -> str:
+    """Return CRIU's path. Raises ``Refused`` where others can change what would get capabilities."""
+    if call.caller.uid != 0 and (why := untrusted(call.settings.criu)):
+        raise Refused(why)
+    return call.settings.criu
 
 
 def _said(argv: Sequence[str], caller: Caller) -> tuple[int, bytes]:
@@ -459,6 +469,8 @@ def _verify(first: int, caller: Caller) -> None:
     for pid in pids_with(first) if caller.uid else ():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             status = _status(pid)
+            if status["State"][0] in ("Z", "X"):
+                continue
             same = set(status["Uid"]) == {str(caller.uid)} and set(status["Gid"]) == {str(caller.gid)}
             groups = set(map(int, status["Groups"])) <= {*caller.groups, caller.gid}
             none = all(int(status[f"Cap{which}"][0], 16) == 0 for which in ("Inh", "Prm", "Eff", "Amb"))
@@ -790,7 +802,7 @@ def needs_bytes(first: int) -> int:
 
 def _written(call: Call, first: int, new: str, work: str, room: int) -> None:
     """Let CRIU write a kernel to a folder. Raises ``Refused``."""
-    argv = [call.settings.criu, "dump", *_way_of(call.caller), *_BOTH, "-t", str(_ROOT), "-o", "log"]
+    argv = [_criu(call), "dump", *_way_of(call.caller), *_BOTH, "-t", str(_ROOT), "-o", "log"]
     argv += ["-D", "/proc/self/fd/5", "-W", "/proc/self/fd/6"]
     argv += ["--leave-stopped", "--ghost-limit", str(_GHOST_BYTES)]
     pids, mounts = (os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY) for kind in ("pid", "mnt"))
@@ -802,7 +814,7 @@ def _written(call: Call, first: int, new: str, work: str, room: int) -> None:
     if criu == 0:
         try:
             _libc("setns", mounts, _NEWNS)
-            _run(argv, call.caller, _OF_CRIU, opens)
+            _run(argv, call.caller, _OF_CRIU, opens, start=lambda: _prctl(_PDEATHSIG, signal.SIGKILL))
         finally:
             os._exit(127)
     process, give_up_at, why = os.pidfd_open(criu), time.monotonic() + _LONGEST, ""
@@ -869,7 +881,7 @@ def _restore(call: Call, kernel: str) -> dict[str, object]:
         os.mkdir(work, 0o700)
         os.chown(work, call.caller.uid, call.caller.gid)
         output, written = os.pipe()
-        argv = [call.settings.criu, "restore", *_way_of(call.caller), *_BOTH, "-d", "-o", "log"]
+        argv = [_criu(call), "restore", *_way_of(call.caller), *_BOTH, "-d", "-o", "log"]
         argv += [
             "-D",
             "/proc/self/fd/5",
