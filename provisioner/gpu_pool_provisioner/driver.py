@@ -102,6 +102,8 @@ class SessionDriver:
         self.wait_log: WaitLog | None = None
         #: The kernel's process where it may sleep on disk.
         self.kept: KeptKernel | None = None
+        #: Whether its image may go on with another server.
+        self.outlives_server = False
         #: What the running kernel was told of its slice.
         self.on_slice: SliceEnvironment | None = None
         #: By which it is told of what changes while cells run; None where it cannot be.

@@ -42,6 +42,7 @@ class HeldFolder:
         Raises ``OSError``: ``FileExistsError`` where somebody has that now.
         """
         held = None
+        Path(path).parent.mkdir(0o700, parents=True, exist_ok=True)
         while held is None:
             remove_abandoned(str(Path(path).parent), name)
             Path(path).mkdir(0o700)

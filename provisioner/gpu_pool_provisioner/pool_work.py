@@ -57,6 +57,7 @@ class Driver(Protocol):
 
     session: Session
     kept: KeptKernel | None
+    outlives_server: bool
     wait_log: WaitLog | None
     on_slice: SliceEnvironment | None
 

@@ -419,6 +419,7 @@ class GPUPoolProvisioner(SliceSettings):
         from gpu_pool_provisioner.hibernation.left import Owner
 
         self._owner = Owner.of(notebook, self.parent.kernel_name, os.environ)
+        driver.outlives_server = self._owner is not None
         if self._owner is None or self._started:
             return
         kept = await asyncio.to_thread(KeptKernel.claimed, self._hibernates_by, self._owner)

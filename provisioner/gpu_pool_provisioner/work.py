@@ -292,7 +292,12 @@ class KernelWork:
             if self.backend is None:
                 kept = self._driver.kept
                 again = kept.image.record.sockets if kept is not None and kept.image is not None else ""
-                self.backend = BackendConnection(self.kernel.connection_file, self.plan.command, again)
+                self.backend = BackendConnection(
+                    self.kernel.connection_file,
+                    self.plan.command,
+                    again,
+                    outlives_server=self._driver.outlives_server,
+                )
             return ProcessRun(held, await self.plan.here(lease, self.backend), self.backend, *sides)
         except OSError as error:
             await held.give_back()

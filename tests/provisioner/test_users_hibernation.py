@@ -164,6 +164,10 @@ def test_a_user_sees_and_removes_their_own(ada: User, installation: Installation
     served(ada, "kept = 1")
     (found,) = ada.call("list")["kernels"]
     assert (found["note"]["user"], found["note"]["record"]["owner"]["uid"]) == (ada.name, ada.entry.pw_uid)
+    # Where it listens nobody else can make anything meanwhile.
+    folder = Path(found["note"]["record"]["sockets"]).parents[1]
+    assert folder.is_relative_to(ada.home)
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (ada.entry.pw_uid, 0o700)
     assert ada.call("remove", found["id"])["ok"]
     (said,) = served(ada, "print('kept' in globals())")
     assert said.startswith("False\n")

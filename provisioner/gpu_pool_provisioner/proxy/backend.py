@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from jupyter_client.connect import port_names
 from jupyter_client.session import Session
-from jupyter_core.paths import secure_write
+from jupyter_core.paths import jupyter_data_dir, secure_write
 
 from gpu_pool_provisioner.environment import is_ipython
 from gpu_pool_provisioner.folders import HeldFolder
@@ -42,12 +42,39 @@ _LOOK_EVERY: Final = 0.02
 _ALL_WITHIN: Final = 3.0
 #: How the names of folders for sockets begin.
 _SOCKETS: Final = "gpu-pool-"
+#: And of those in which one is tried.
+_TRIAL: Final = "trial-"
 #: Bytes of the longest name of a Unix socket (unix(7)), without the zero at its end.
 _LONGEST_PATH: Final = 107
 
 
 class PortStolenError(Exception):
     """Another user listens where the kernel was to listen. Nothing has been sent there."""
+
+
+def _fits(sockets: str) -> bool:
+    return len(os.fsencode(f"{sockets}-{len(port_names)}")) <= _LONGEST_PATH
+
+
+def _own_folder() -> str:
+    """Return a folder for sockets in which nobody but this user makes any; empty where there is none.
+
+    In Jupyter's data, where that is on a file system that has sockets, and short enough a name.
+    """
+    folder = Path(jupyter_data_dir(), "gpu-pool", "sockets")
+    if not _fits(str(folder / f"{_SOCKETS}01234567-01234567" / "kernel")):
+        return ""
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        trial = HeldFolder(folder, _TRIAL)
+        try:
+            with socket.socket(socket.AF_UNIX) as tried:
+                tried.bind(f"{trial.path}/tried")
+        finally:
+            trial.close()
+    except OSError:
+        return ""
+    return str(folder)
 
 
 class BackendConnection:
@@ -57,10 +84,13 @@ class BackendConnection:
     has its name, by which programs in a kernel find out the kernel's id.
     """
 
-    def __init__(self, outer_file: str, command: Sequence[str], sockets: str = "") -> None:
+    def __init__(
+        self, outer_file: str, command: Sequence[str], sockets: str = "", *, outlives_server: bool = False
+    ) -> None:
         """Choose where the kernel of this command is to listen, and write the file. Raises ``OSError``.
 
-        ``sockets`` is how the paths of those begin on which a kernel listens that comes back from disk.
+        ``sockets`` is how the paths of those begin on which a kernel listens that comes back from disk. One
+        that outlives its server listens where nobody else can take its paths meanwhile, if there is a place.
         """
         outer = Path(outer_file).resolve()
         asked = json.loads(outer.read_text())
@@ -69,7 +99,8 @@ class BackendConnection:
         self._folder = HeldFolder(outer.parent, ".gpu-pool-")
         try:
             is_ipc = asked["transport"] == "ipc" or is_ipython(command)
-            where = self._ipc(sockets) if is_ipc else None
+            parent = (_own_folder() if outlives_server else "") or tempfile.gettempdir()
+            where = self._ipc(sockets, parent) if is_ipc else None
             #: What the file says.
             self.connection: dict[str, Any] = {**asked, **(where or self._tcp())}
             self.file = f"{self._folder.path}/{outer.name}"
@@ -83,16 +114,15 @@ class BackendConnection:
         names = {str(outer), str(Path(outer_file).absolute()), outer_file}
         self._outer_names = sorted(names, key=len, reverse=True)
 
-    def _ipc(self, again: str) -> Mapping[str, Any] | None:
+    def _ipc(self, again: str, parent: str) -> Mapping[str, Any] | None:
         """Return where the kernel listens in a folder that is its user's alone; None where no path fits."""
         if again:
             self._sockets = HeldFolder.again(str(Path(again).parent), _SOCKETS)
         else:
             # Not beside the file: homes may be on file systems that have no sockets, and have long names.
-            self._sockets = HeldFolder(tempfile.gettempdir(), _SOCKETS)
+            self._sockets = HeldFolder(parent, _SOCKETS)
         connection = {"transport": "ipc", "ip": f"{self._sockets.path}/kernel"}
-        longest = f"{connection['ip']}-{len(port_names)}"
-        if len(os.fsencode(longest)) > _LONGEST_PATH:
+        if not _fits(connection["ip"]):
             return None
         return {**connection, **{name: number for number, name in enumerate(port_names, 1)}}
 
