@@ -143,7 +143,8 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
           slice.left_kernel ? trans.__('Continue') : trans.__('Take the slice again'),
           () => slices.resume(id)
         )}
-      {slice.left_kernel && row('start-fresh', trans.__('Start fresh'), startFresh)}
+      {(slice.left_kernel || slice.wake_error) &&
+        row('start-fresh', trans.__('Start fresh'), startFresh)}
       {offered.resize?.sizes.length &&
         row('resize', trans.__('Change the size'), resize, sizes(offered.resize.sizes))}
       {offered.restart?.sizes.length &&

@@ -7,7 +7,7 @@ import { about, duration, endsAt, sizeName } from './texts';
 
 type Words = Pick<TranslationBundle, '__' | '_n'>;
 
-export type Kind = 'arrived' | 'ending' | 'parked' | 'ended' | 'left';
+export type Kind = 'arrived' | 'ending' | 'parked' | 'ended' | 'left' | 'notWoken';
 
 export interface INotice {
   kind: Kind;
@@ -41,7 +41,9 @@ export function isCurrent(kind: Kind, slice: ISlice | null, now: number): boolea
     case 'parked':
       return slice?.state === 'parked' || slice?.state === 'resuming';
     case 'left':
-      return Boolean(slice?.left_kernel);
+      return Boolean(slice?.left_kernel) && !slice?.wake_error;
+    case 'notWoken':
+      return Boolean(slice?.wake_error);
     case 'ending':
       return slice !== null && endsAt(slice, now) !== null;
     default:
@@ -53,7 +55,7 @@ export function isCurrent(kind: Kind, slice: ISlice | null, now: number): boolea
 export class Notices {
   /**
    * `longWait` is in seconds: who waited longer is told that the wait is over. `openPath` is the path of what this
-   * page has of a kernel: of one that another server has left, no other page tells.
+   * page has of a kernel: of one that another server has left, or could not be woken, no other page tells.
    */
   constructor(
     private readonly trans: Words,
@@ -101,6 +103,10 @@ export class Notices {
       const said = slice.message || kept;
       return [this.notice('parked', slice, trans.__('Your GPU slice was lent to others'), [said])];
     }
+    if (slice.wake_error && !before.wake_error && this.openPath(slice.kernel_id) !== null) {
+      const title = trans.__('Your kernel could not be woken');
+      return [this.notice('notWoken', slice, title, [slice.wake_error])];
+    }
     const isOver = before.state !== 'none' && slice.state === 'none';
     if (isOver && slice.end_reason !== null && !OWN_ENDS.includes(slice.end_reason)) {
       const said = slice.end_message || slice.message;
@@ -147,7 +153,7 @@ export class Notices {
       about: about(slice),
       title,
       text: text.filter(Boolean).join(' '),
-      isWarning: kind === 'ending' || kind === 'ended'
+      isWarning: ['ending', 'ended', 'notWoken'].includes(kind)
     };
   }
 

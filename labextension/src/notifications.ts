@@ -18,6 +18,7 @@ interface ISettings {
   parked: boolean;
   ended: boolean;
   left: boolean;
+  notWoken: boolean;
   outside: boolean;
 }
 
@@ -28,6 +29,7 @@ const DEFAULTS: ISettings = {
   parked: true,
   ended: true,
   left: true,
+  notWoken: true,
   outside: true
 };
 
@@ -69,7 +71,7 @@ function takeAwayOutdated(slices: ISlices): void {
 /** JupyterLab shows 140 characters: the file's name without its folders, and nothing twice. */
 function shortened({ about, kind, title, text }: INotice): string {
   const file = about.split('/').pop();
-  const saysItself = text && (kind === 'parked' || kind === 'ended');
+  const saysItself = text && ['parked', 'ended', 'notWoken'].includes(kind);
   return saysItself ? `${file}: ${text}` : `${file}: ${title}. ${text}`.trimEnd();
 }
 
@@ -92,7 +94,7 @@ function isAllowed(): boolean {
   return 'Notification' in window && Notification.permission === 'granted';
 }
 
-/** The notebooks of this page, and what is done with a kernel that another server has left for one. */
+/** The notebooks of this page, and what is done with a kernel on disk that asks what is to be done with it. */
 class LeftKernels {
   constructor(
     private readonly slices: ISlices,
@@ -175,7 +177,8 @@ export const notificationsPlugin: JupyterFrontEndPlugin<void> = {
       takeAwayOutdated(slices);
       for (const notice of notices.of(slices.state, slices.now())) {
         if (settings[notice.kind as Kind]) {
-          show(notice, settings, notice.kind === 'left' ? left.actions(notice.kernelId) : []);
+          const isOnDisk = notice.kind === 'left' || notice.kind === 'notWoken';
+          show(notice, settings, isOnDisk ? left.actions(notice.kernelId) : []);
         }
       }
     };

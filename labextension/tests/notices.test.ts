@@ -154,6 +154,32 @@ test('who gives way to others is not notified each time', () => {
   assert.deepEqual(notices.of({ slices: [parked], pools: [] }, NOW), []);
 });
 
+test('why a kernel could not be woken is told to the page of its notebook each time that it was tried', () => {
+  const page = new Page();
+  page.open = 'two.ipynb';
+  const waking = slice({ state: 'resuming' });
+  const asleep = slice({
+    state: 'asleep',
+    wake_error: 'This kernel could not be woken: a file has gone.'
+  });
+  for (const expected of [['notWoken'], ['notWoken']]) {
+    assert.deepEqual(page.kinds(waking), []);
+    const told = page.hears(asleep);
+    assert.deepEqual(
+      told.map(each => each.kind),
+      expected
+    );
+    assert.deepEqual([told[0].text, told[0].isWarning], [asleep.wake_error, true]);
+    assert.equal(isCurrent('notWoken', asleep, NOW), true);
+    assert.deepEqual(page.kinds(asleep), []);
+  }
+  assert.equal(isCurrent('notWoken', waking, NOW), false);
+  assert.equal(isCurrent('left', { ...asleep, left_kernel: 'from today' }, NOW), false);
+  page.open = null;
+  page.hears(waking);
+  assert.deepEqual(page.kinds(asleep), []);
+});
+
 test('a kernel that another server has left is told once, to the page that opens its notebook', () => {
   const page = new Page();
   const left = slice({ state: 'asleep', left_kernel: 'from today 9:02 (3 variables, 40 MiB)' });

@@ -40,6 +40,7 @@ export function slice(changes: Partial<ISlice> = {}): ISlice {
     asleep_since: null,
     image_mib: null,
     left_kernel: '',
+    wake_error: '',
     devices: [{ name: 'V100', simulated: false }],
     node: '',
     memory: { granted_mib: 655, used_mib: 512, strength: 'none', by: 'accounting only' },

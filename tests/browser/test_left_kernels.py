@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from support.jupyter_env import eventually
 from support.lab import Lab, environment, running_lab
 from support.lab_extension import extension, inaccessible, panel, status, told
 from support.notebook import NAMES, run_cell
+from support.suites import required
 
 __all__ = ["browser", "chromium", "extension"]
 
@@ -138,6 +141,80 @@ async def test_the_next_server_offers_to_continue_and_to_start_fresh(
         assert images(left) == 0
 
 
+async def test_why_one_could_not_be_woken_is_told_without_a_cell(
+    browser: Browser, left: Path, tmp_path: Path
+) -> None:
+    read = tmp_path / "read"
+    read.write_text("one\ntwo\n")
+    async with running_lab(tmp_path, ["2%"]) as lab, opened(browser, lab, "week1") as page:
+        await run_cell(page, f"file = open({str(read)!r}); print('kept:', file.readline())")
+        await expect(output(page)).to_contain_text("kept: one")
+    read.write_text("one\n")
+    async with running_lab(tmp_path, ["2%"]) as lab, opened(browser, lab, "week1") as page:
+        await told(page, "Your kernel from today ").get_by_role("button", name="Continue").click()
+        toast = told(page, "could not be woken: the file ")
+        await expect(toast).to_be_visible()
+        await expect(status(page)).to_have_text("asleep")
+        await status(page).click()
+        await expect(panel(page)).to_contain_text(f"the file {read} changed, or went, while it slept.")
+        await picture(page, "not-woken.png")
+        # The panel's button tries again, and says the same again.
+        await toast.get_by_role("button", name="Hide notification").click()
+        await expect(toast).to_have_count(0)
+        await panel(page).get_by_role("button", name="Continue").click()
+        await expect(toast).to_be_visible()
+        await start_fresh(page, toast.get_by_role("button", name="Start fresh"))
+        await expect(status(page)).to_have_text(HELD)
+        await expect(toast).to_have_count(0)
+        assert images(left) == 0
+
+
+async def run_active(page: Page, code: str) -> None:
+    """Run the active cell of a page that does not say whether its kernel is idle."""
+    await expect(status(page)).to_have_text(HELD)
+    cell = page.locator(".jp-Notebook .jp-Cell.jp-mod-active .cm-content")
+    await expect(cell).to_have_text("")
+    await cell.fill(code)
+    await expect(cell).to_have_text(code)
+    await page.keyboard.press("Shift+Enter")
+
+
+async def test_so_does_notebook_7(browser: Browser, left: Path, tmp_path: Path) -> None:
+    """It has no status bar: a notebook's toolbar says that its kernel is asleep."""
+
+    @asynccontextmanager
+    async def shown(lab: Lab, name: str) -> AsyncIterator[Page]:
+        async with opened(browser, lab, name) as page:
+            await page.goto(lab.url.replace("/lab?", f"/notebooks/{name}.ipynb?"))
+            yield page
+
+    async with running_lab(tmp_path, ["2%"]) as lab:
+        for name in ("week1", "week2"):
+            async with shown(lab, name) as page:
+                await run_active(page, "kept = 42; print('kept:', kept)")
+                await expect(output(page)).to_have_text("kept: 42")
+    code = "print('kept:', globals().get('kept'))"
+    async with running_lab(tmp_path, ["2%"]) as lab:
+        async with shown(lab, "week1") as page:
+            toast = told(page, "week1.ipynb: Your kernel from today ")
+            await expect(page.locator(".jp-NotebookPanel-toolbar .jp-GpuSlice-status")).to_have_text("asleep")
+            await status(page).click()
+            await expect(panel(page).get_by_role("button", name="Start fresh")).to_be_visible()
+            assert await inaccessible(page, ".jp-GpuSlice-panel", ".jp-GpuSlice-item") == []
+            await picture(page, "left-kernel-in-notebook.png")
+            await toast.get_by_role("button", name="Continue").click()
+            await expect(status(page)).to_have_text(HELD)
+            await run_active(page, code)
+            await expect(output(page)).to_have_text("kept: 42")
+        async with shown(lab, "week2") as page:
+            toast = told(page, "week2.ipynb: Your kernel from today ")
+            await start_fresh(page, toast.get_by_role("button", name="Start fresh"))
+            await expect(status(page)).to_have_text(HELD)
+            await run_active(page, code)
+            await expect(output(page)).to_have_text("kept: None")
+        assert images(left) == 0
+
+
 async def start(hub: Hub) -> None:
     assert (await hub.api("POST", "users/ada/server", {"course": "intro"})).code in (201, 202)
 
@@ -147,17 +224,35 @@ async def start(hub: Hub) -> None:
     await eventually(is_ready, within=300)
 
 
-async def stop(hub: Hub) -> None:
-    """Stop the server, as an idle culler does."""
-    assert (await hub.api("DELETE", "users/ada/server")).code in (202, 204)
+@pytest.fixture
+def culler(request: pytest.FixtureRequest) -> Path:
+    """Return where jupyterhub-idle-culler is installed."""
+    assert request.config.cache is not None
+    return required(["jupyterhub-idle-culler"], request.config.cache)
+
+
+async def cull(hub: Hub, culler: Path) -> None:
+    """Let the idle culler run until it has stopped the server, which nobody has used for a second."""
+    night = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "jupyterhub_idle_culler", f"--url={hub.url}/hub/api"),
+        *("--timeout=1", "--cull-every=1"),
+        env={**os.environ, "PYTHONPATH": str(culler), "JUPYTERHUB_API_TOKEN": hub.token},
+    )
 
     async def is_stopped() -> bool:
+        assert night.returncode is None
         return not json.loads((await hub.api("GET", "users/ada")).body)["servers"]
 
-    await eventually(is_stopped, within=300)
+    try:
+        await eventually(is_stopped, within=300)
+    finally:
+        night.terminate()
+        await night.wait()
 
 
-async def test_a_hub_stops_the_server_and_its_next_one_goes_on(browser: Browser, tmp_path: Path) -> None:
+async def test_the_idle_culler_stops_the_server_at_night_and_the_next_one_goes_on_in_the_morning(
+    browser: Browser, tmp_path: Path, culler: Path
+) -> None:
     need_proxy()
     course = "title: Introduction\nwho: {users: [ada]}\nslices: [{name: Small, request: 2%}]\n"
     # A machine with other work: whoever stops it waits for longer.
@@ -187,12 +282,15 @@ async def test_a_hub_stops_the_server_and_its_next_one_goes_on(browser: Browser,
         await run_cell(page, "kept = 42; print('kept:', kept)", shown)
         await expect(output(page)).to_have_text("kept: 42")
         await page.close()
-        await stop(hub)
+        await cull(hub, culler)
         assert images(asleep) == 1
         await start(hub)
         page = await context.new_page()
         await page.goto(f"{hub.url}/user/ada/lab/tree/week1.ipynb")
-        await told(page, "Your kernel from today ").get_by_role("button", name="Continue").click()
+        toast = told(page, "Your kernel from today ")
+        await expect(toast).to_be_visible()
+        await picture(page, "left-kernel-after-the-culler.png")
+        await toast.get_by_role("button", name="Continue").click()
         await expect(status(page)).to_have_text(HELD)
         await run_cell(page, "print('kept:', kept)", shown)
         await expect(output(page)).to_have_text("kept: 42")

@@ -104,6 +104,7 @@ def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
         "asleep_since": clock(state.on_disk.since) if state.on_disk is not None else None,
         "image_mib": state.on_disk.image_mib if state.on_disk is not None else None,
         "left_kernel": state.left,
+        "wake_error": state.wake_error,
     }
 
 

@@ -115,6 +115,7 @@ def _goes_on(session: Session, now: float) -> Outcome:
     """Wake the kernel; one that another server has left needs a slice of its own, and has it first."""
     if session.is_to_hibernate:
         return _stays_on_disk(session)
+    session = replace(session, wake_error="")
     if session.parking is not None:
         return _wakes(session)
     asks, effects = asking.asks(replace(session, error=None, is_explained=True), now)
@@ -125,6 +126,7 @@ def not_continued(session: Session, event: on.NotWoken, now: float) -> Outcome:
     """Say why, and give its new slice back: it is on disk as before, and the next cell tries again."""
     asleep, released = asking.gives_up(asking.without_work(session), EndReason.NOT_READY)
     asleep = replace(asleep, state=State.HIBERNATED, is_granted=False, is_launched=False)
+    asleep = replace(asleep, wake_error=event.why)
     return asleep, (do.Refuse(texts.not_run(event.why)), do.Show(""), *released)
 
 
@@ -140,7 +142,7 @@ def woken(session: Session, event: on.Woken, now: float) -> Outcome:
 
 def not_woken(session: Session, event: on.NotWoken, now: float) -> Outcome:
     """Say why, and lose nothing: the next cell tries again, and a restart begins afresh."""
-    asleep = replace(_wanted(session, is_wanted=False), state=State.HIBERNATED)
+    asleep = replace(_wanted(session, is_wanted=False), state=State.HIBERNATED, wake_error=event.why)
     told = do.Refuse(texts.not_run(event.why)), do.Show("")
     return asleep, (*told, *keeping.follows_lease(asleep))
 

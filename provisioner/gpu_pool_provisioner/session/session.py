@@ -233,6 +233,9 @@ class Session:
     #: What its user reads of the kernel that another server has left on disk, and that this one goes on
     #: with; empty where it begins anew, and once it runs.
     left: str = ""
+    #: Why it could not be woken when that was tried last, for who asked for it without a cell; empty where it
+    #: was not tried, or goes on.
+    wake_error: str = ""
 
     @property
     def size(self) -> str:

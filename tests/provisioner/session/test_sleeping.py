@@ -231,6 +231,21 @@ def test_one_that_could_not_be_woken_sleeps_on_and_its_cell_says_why() -> None:
     assert after(session, events.WorkSubmitted()).state is State.WAKING
 
 
+@pytest.mark.parametrize("begins", ["left", "parked"])
+def test_why_it_could_not_be_woken_is_shown_until_it_is_tried_again(begins: str) -> None:
+    asleep = left_one() if begins == "left" else hibernated()
+    trying = after(asleep, events.ResumeRequested())
+    if begins == "left":
+        trying = after(trying, events.Granted(HELD))
+    session = after(trying, events.NotWoken("A file has gone."), now=30.0)
+    seen = view(session, (False, 0.0), "", 30.0, is_told=False)
+    assert (seen.phase, seen.message, seen.wake_error) == (SlicePhase.ASLEEP, *["A file has gone."] * 2)
+    again = view(after(session, events.ResumeRequested()), (False, 0.0), "", 30.0, is_told=False)
+    assert (again.message, again.wake_error) != ("A file has gone.", "A file has gone.")
+    assert not after(session, events.ResumeRequested()).wake_error
+    assert not after(session, events.StopRequested()).wake_error
+
+
 def test_one_that_did_not_go_to_disk_says_why_below_the_next_cell_and_is_not_tried_again() -> None:
     session = after(parked_to_sleep(), events.TimePassed(), now=20.0)
     session, due = step(session, events.NotHibernated("It has a connection."), 21.0)
