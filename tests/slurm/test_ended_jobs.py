@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,21 +11,14 @@ from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
 from gpu_pool_client import EndReason
 from support.frontend import frontend
 from support.jupyter_env import eventually, restarting_soon
-from support.slurm import Slurm, missing, slurm_cluster
+from support.slurm import CGROUP_CONF, Slurm, cannot_limit, missing, slurm_cluster
 from support.slurm_login import Login
 
-#: Where Slurm's cgroup/v1 limits memory; a cgroup2 is a service manager's to divide.
-_CGROUP = Path("/sys/fs/cgroup/memory")
 _LIMITED = """\
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
 SelectTypeParameters=CR_Core_Memory
 DefMemPerNode=400
-"""
-_CGROUP_CONF = """\
-CgroupPlugin=cgroup/v1
-ConstrainRAMSpace=yes
-ConstrainSwapSpace=yes
 """
 _FILLS_MEMORY = "kept = bytearray(2**30)\nfor at in range(0, len(kept), 4096): kept[at] = 1"
 _MORE_MEMORY = "Load less at a time; its course, or c.SlurmSettings.mem, can give it more."
@@ -60,21 +52,13 @@ async def test_a_job_that_reaches_its_time_limit_says_so_and_the_next_cell_has_a
         assert login.jobs() not in ([], [job])
 
 
-def _cannot_limit_memory() -> str:
-    if os.geteuid() != 0:
-        return "Slurm limits memory as root alone"
-    if not os.access(_CGROUP / "cgroup.procs", os.W_OK) or not (_CGROUP / "memory.limit_in_bytes").exists():
-        return f"no cgroup of version 1 can be made in {_CGROUP}"
-    return ""
-
-
 @pytest.fixture(scope="module")
 def limited_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """A cluster that gives jobs 400 MiB, by control groups."""
-    if why := missing() or _cannot_limit_memory():
+    if why := missing() or cannot_limit():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("limited")
-    (folder / "cgroup.conf").write_text(_CGROUP_CONF)
+    (folder / "cgroup.conf").write_text(CGROUP_CONF)
     with slurm_cluster(folder, _LIMITED) as found:
         yield found
 

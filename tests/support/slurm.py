@@ -82,6 +82,28 @@ NodeName=n2 Name=shard Count=100
 """
 
 
+#: A cluster's cgroup.conf, which limits processors and memory.
+CGROUP_CONF = """\
+CgroupPlugin=cgroup/v1
+ConstrainCores=yes
+ConstrainRAMSpace=yes
+ConstrainSwapSpace=yes
+"""
+#: Where Slurm's cgroup/v1 does that; a cgroup2 is a service manager's to divide.
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def cannot_limit() -> str:
+    """Say why Slurm cannot limit jobs here; empty where it can."""
+    if os.geteuid() != 0:
+        return "Slurm limits jobs as root alone"
+    for name, needed in (("memory", "memory.limit_in_bytes"), ("cpuset", "cpuset.cpus")):
+        folder = _CGROUPS / name
+        if not os.access(folder / "cgroup.procs", os.W_OK) or not (folder / needed).exists():
+            return f"no cgroup of version 1 can be made in {folder}"
+    return ""
+
+
 def missing() -> str:
     """Say which of Slurm's programs this machine lacks; empty for none."""
     absent = [name for name in _PROGRAMS if shutil.which(name, path=PLACES) is None]
