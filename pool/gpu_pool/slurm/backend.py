@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import itertools
 import os
-import shlex
 import shutil
 import socket
 import tempfile
@@ -56,7 +55,6 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._home import expanded
 from gpu_pool_client._log import get_logger
-from gpu_pool_client._pods import ROOM
 from gpu_pool_client._pool import split_url
 
 if TYPE_CHECKING:
@@ -86,6 +84,7 @@ _SUBMITTED: Final = "job"
 _ENDED: Final = "ended"
 #: Seconds between two looks at the folders of jobs.
 _FOLDERS_EVERY: Final = 3.0
+_IN_PROFILE: Final = "Its job has begun, and runs the profile of its login shell."
 _STAGES: Final = {"CONFIGURING": "Its node is being prepared.", "RUNNING": "Its job has begun."}
 
 
@@ -355,13 +354,11 @@ class SlurmBackend(Backend):
             f"--chdir={folder}",
             *self._settings.options(course),
         ]
-        command = shlex.join(launching.command(kernel, launcher, folder))
         if self._tracks_keys and lease.holder.course:
             options.append(f"--wckey={_plain(lease.holder.course)}")
         lines = None if course is None else course.prologue
         prologue = self._settings.prologue if lines is None else "\n".join(lines)
-        # A login shell, as the site's profile makes it: Slurm takes a second or more where it is to do that.
-        script = f"#!/bin/bash -l\n{prologue}\n{ROOM}exec {command}\n"
+        script = launching.script(prologue, launching.command(kernel, launcher, folder), folder)
         try:
             number = (await self._ask("sbatch", *options, told=script)).strip().partition(";")[0]
         except GpuPoolError:
@@ -468,7 +465,7 @@ class SlurmBackend(Backend):
             why = jobs.how_ended(job.seen)
             code = None if why else job.seen.exit_status or 0
             return KernelPod("", PodPhase.ENDED, message=why or self._failed(job, code or 0), exit_code=code)
-        trouble = f"Slurm does not answer: {self.watch.trouble}" if self.watch.trouble else ""
+        trouble = self.watch.trouble
         if job.address:
             return KernelPod("", PodPhase.RUNNING, job.address, trouble, ports=job.ports)
         place = self.place(lease_id)
@@ -476,12 +473,16 @@ class SlurmBackend(Backend):
             return KernelPod("", PodPhase.QUEUED, message=trouble or place.told(time.time()))
         if job.ports and job.seen.node:
             trouble = trouble or _UNREACHED.format(job.seen.node)
-        return KernelPod("", PodPhase.STARTING, message=trouble or _STAGES.get(job.seen.state, ""))
+        stage = _STAGES.get(job.seen.state, "")
+        if job.seen.state == "RUNNING" and not job.ports and launching.is_in_profile(job.folder):
+            stage = _IN_PROFILE
+        return KernelPod("", PodPhase.STARTING, message=trouble or stage)
 
     def _failed(self, job: KernelJob, code: int) -> str:
-        if not code:
+        why = launching.never_began(job.folder, code)
+        if not code and not why:
             return ""
-        return f"Slurm job {job.id} ended with status {code}.{launching.last_words(job.folder)}"
+        return f"Slurm job {job.id} ended with status {code}.{why}{launching.last_words(job.folder)}"
 
     async def end(self, lease_id: str) -> None:
         """See ``KernelHost.end``."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Final
 from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import BadRequest, KernelCommand, Lease, PoolUnreachable
-from gpu_pool_client._pods import POD_VARIABLE
+from gpu_pool_client._pods import POD_VARIABLE, ROOM
 
 #: Seconds without its server after which a kernel's job ends.
 ALONE: Final = 120
@@ -27,6 +28,16 @@ _REACHED_EVERY: Final = 0.02
 _MOST_SHOWN: Final = 200
 #: The file in a job's folder in which its main process says where it listens.
 _ADDRESS: Final = "address.json"
+#: And the one that says what it is to run, which its main process removes as it reads it.
+_ORDER: Final = "kernel.json"
+#: And the one that its script makes first.
+_BEGUN: Final = "begun"
+_NO_SCRIPT: Final = (
+    " Its script was not reached: a profile (/etc/profile, ~/.bash_profile or ~/.profile) has ended its "
+    "login shell, or has started another shell in its place. Let it do so only where somebody types: "
+    "case $- in *i*) exec zsh;; esac"
+)
+_NO_KERNEL: Final = " A line of its prologue has ended it, before the kernel was started."
 #: Seconds after which the folder of a job, or of a step, may be left over.
 LEFT_OVER_AFTER: Final = 600.0
 #: Bytes of the end of a job's output that are read.
@@ -83,7 +94,7 @@ def write_order(
         "alone": alone,
         "tunnel": tunnel,
     }
-    with open(os.open(folder / "kernel.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with open(os.open(folder / _ORDER, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(told, file)
     return folder
 
@@ -102,6 +113,34 @@ def launcher() -> Path:
 def command(kernel: KernelCommand, launcher: Path, folder: Path) -> list[str]:
     """Return the command of a job's main process, which runs what :func:`write_order` has written."""
     return [kernel.argv_here[0], str(launcher), "job", str(folder)]
+
+
+def script(prologue: str, command: Sequence[str], folder: Path) -> str:
+    """Return the script of a job, which runs a prologue and then this command.
+
+    Its shell is a login shell, as the site's profile makes it: Slurm takes a second or more where it is to do
+    that. After its first line sbatch takes no comment of the prologue for an option of its own.
+    """
+    begins = f": > {shlex.quote(str(folder / _BEGUN))}"
+    return f"#!/bin/bash -l\n{begins}\n{prologue}\n{ROOM}exec {shlex.join(command)}\n"
+
+
+def is_in_profile(folder: Path) -> bool:
+    """Whether a job that runs has not come to its script."""
+    return not (folder / _BEGUN).exists()
+
+
+def never_began(folder: Path, status: int) -> str:
+    """Return why nothing was started in a job that has ended, in a sentence; empty where something was."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - one look at all
+    except OSError:
+        return ""
+    if _ORDER not in names:
+        return ""
+    if _BEGUN not in names:
+        return _NO_SCRIPT
+    return "" if status else _NO_KERNEL
 
 
 def has_begun(folder: Path) -> bool:
