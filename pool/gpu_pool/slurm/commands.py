@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 from gpu_pool_client import NotAllowed, PoolUnreachable
@@ -14,14 +18,38 @@ from gpu_pool_client import NotAllowed, PoolUnreachable
 _ANSWERS_WITHIN: Final = 120.0
 _MOST_WORDS: Final = 500
 #: By what Slurm's commands are found and set, and who the user is; not what a person has set about the form
-#: of their output. A job has them as well, which is why the user's token is not among them.
+#: of their output, nor what would make of a kernel's job several jobs, one with more GPUs, or one that sbatch
+#: waits for. A job has them as well.
 _NEEDED: Final = re.compile(
-    r"(SLURM_(?!JWT$)|SBATCH_|LC_).*|PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ", re.ASCII
+    r"(SLURM|LC)_.*|SBATCH_(?!(ARRAY_INX|GPUS.*|WAIT)$).*"
+    r"|PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ",
+    re.ASCII,
 )
+#: The variable with a token by which Slurm's commands sign in where they do not by munge (auth/jwt).
+TOKEN: Final = "SLURM_JWT"  # noqa: S105 - its name
+#: What they say where Slurm does not answer, or not to whoever asks.
+_NO_ANSWER: Final = ("Unable to contact", "Socket timed out", "Connection refused")
+_NOT_SIGNED_IN: Final = ("authentication error", "Zero Bytes were transmitted", "Munge encode failed")
 #: By what GPUs are found, and this project.
 _OF_DEVICES: Final = re.compile(r"(GPU_POOL|CUDA|NVIDIA|NVML)_.*|PYTHONPATH", re.ASCII)
 #: By which Slurm's commands find their cluster.
 _OF_THE_CLUSTER: Final = ("SLURM_CONF", "SLURM_CLUSTERS")
+
+
+_ANOTHER: Final = "Start Jupyter with another one (scontrol token), or ask the administrator."
+
+
+def _refused(token: str) -> str:
+    """Say that Slurm does not take a token, and since when, if that is in it (RFC 7519, ``exp``)."""
+    try:
+        content = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
+        ended = datetime.fromtimestamp(int(claims["exp"]))
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError, OSError, RecursionError):
+        return f"Slurm does not take the token in {TOKEN}."
+    if ended.timestamp() > time.time():
+        return f"Slurm does not take the token in {TOKEN}."
+    return f"The token for Slurm in {TOKEN} has expired: it was good until {ended:%Y-%m-%d %H:%M:%S}."
 
 
 def environment_of_steps() -> dict[str, str]:
@@ -56,7 +84,7 @@ def ask(
     Raises ``PoolUnreachable`` where there is none, or no answer; ``NotAllowed``, with its words, where Slurm
     refuses.
     """
-    if environ is None:  # a job that is submitted has these as well: nothing secret may be among them
+    if environ is None:
         environ = {name: value for name, value in os.environ.items() if _NEEDED.fullmatch(name)}
     try:
         done = subprocess.run(
@@ -79,7 +107,9 @@ def ask(
     if done.returncode == 0:
         return done.stdout
     said = " ".join(done.stderr.split())[:_MOST_WORDS]
-    if "Unable to contact" in said or "Socket timed out" in said or "Connection refused" in said:
+    if any(each in said for each in _NOT_SIGNED_IN) and (token := environ.get(TOKEN)):
+        raise PoolUnreachable(_refused(token), _ANOTHER)
+    if any(each in said for each in (*_NO_ANSWER, *_NOT_SIGNED_IN)):
         raise PoolUnreachable(f"Slurm does not answer: {said}")
     what = "Slurm refuses the kernel's job" if words[0] == "sbatch" else f"Slurm's {words[0]} fails"
     raise NotAllowed(f"{what}: {said}", "Ask for something else, or ask the administrator.")

@@ -15,6 +15,7 @@ from typing import Final
 
 from jupyter_core.paths import jupyter_data_dir
 
+from gpu_pool.slurm.commands import TOKEN
 from gpu_pool_client import BadRequest, KernelCommand, Lease, PoolUnreachable
 from gpu_pool_client._pods import POD_VARIABLE, ROOM
 
@@ -119,9 +120,10 @@ def script(prologue: str, command: Sequence[str], folder: Path) -> str:
     """Return the script of a job, which runs a prologue and then this command.
 
     Its shell is a login shell, as the site's profile makes it: Slurm takes a second or more where it is to do
-    that. After its first line sbatch takes no comment of the prologue for an option of its own.
+    that. After its first line sbatch takes no comment of the prologue for an option of its own. The user's
+    token for Slurm is in each job that is submitted with it, whatever sbatch is told; it ends here.
     """
-    begins = f": > {shlex.quote(str(folder / _BEGUN))}"
+    begins = f": > {shlex.quote(str(folder / _BEGUN))}\nunset {TOKEN}"
     return f"#!/bin/bash -l\n{begins}\n{prologue}\n{ROOM}exec {shlex.join(command)}\n"
 
 

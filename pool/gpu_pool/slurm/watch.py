@@ -37,8 +37,10 @@ def last_of(job: str) -> Job | None:
     """Return how a job is that squeue does not show any more; None where Slurm has forgotten it."""
     try:
         return read_job(ask("scontrol", "--oneliner", "show", "job", job))
-    except NotAllowed:
-        return None
+    except NotAllowed as error:
+        if "Invalid job id" in error.message:
+            return None
+        raise PoolUnreachable(error.message, error.remedy) from error  # nothing is known of it
 
 
 def cancelled_by(job: str) -> str:
