@@ -331,5 +331,7 @@ async def test_elsewhere_kernels_in_pods_keep_their_slices(
         await says(pool, fake)
         terms = (await pool.get_lease(lease_id)).terms
         assert (terms.can_be_parked, terms.yield_after) == (False, None)
-        with pytest.raises(NotAllowed, match="The slice of a kernel in a pod cannot be lent to others"):
+        with pytest.raises(
+            NotAllowed, match="The slice of a kernel in a pod or job cannot be lent to others"
+        ):
             await pool.park(lease_id)

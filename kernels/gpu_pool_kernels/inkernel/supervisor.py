@@ -185,7 +185,7 @@ class Supervisor:
                 sys.exit(
                     f"gpu-pool: the port {self._settings.port} for the kernel's server is taken: {error}"
                 )
-            print(f"gpu-pool: this kernel restarts in a new pod: {error}", file=sys.stderr)
+            print(f"gpu-pool: this kernel does not restart in place: {error}", file=sys.stderr)
             return None
 
     # -- The loop ------------------------------------------------------------
@@ -206,7 +206,7 @@ class Supervisor:
             readable = select.select(self._sockets(), [], [], self._wait())[0]
             self._words.read()
         for each in filter(None, (self._warm, self._next)):
-            each.end("this pod ends")
+            each.end("its supervisor ends")
         status = 0 if self._kernel is None else self._kernel.status or 0
         if self._kernel is None and self._killed_at is not None:
             status = 128 + signal.SIGTERM
@@ -419,13 +419,15 @@ class Supervisor:
         else:
             reply["failed"] = "that is not understood"
             if verb == "restart":
-                reply["failed"] = "the pod ends" if self._killed_at is not None else "no kernel has begun yet"
+                reply["failed"] = (
+                    "its supervisor ends" if self._killed_at is not None else "no kernel has begun yet"
+                )
         connection.send(reply)
 
     def _begin(self, connection: ControlConnection, message: "dict[str, Any]") -> str:
         """Start the first kernel of a pod that was prepared; return why not, empty if it starts."""
         if self._prepared_until is None or self._killed_at is not None:
-            return "a kernel has begun already" if self._killed_at is None else "the pod ends"
+            return "a kernel has begun already" if self._killed_at is None else "its supervisor ends"
         try:
             told = FirstKernel.read(connection.unsealed(message))
         except ValueError:
@@ -472,9 +474,7 @@ class Supervisor:
             self._refuse_preload(found)
 
     def _refuse_preload(self, found: WarmStarts) -> None:
-        print(
-            f"gpu-pool: kernels of this pod restart without what is preloaded: {found.why}", file=sys.stderr
-        )
+        print(f"gpu-pool: kernels restart without what is preloaded: {found.why}", file=sys.stderr)
         self._preload = ()
 
     def _lacks_template(self) -> bool:

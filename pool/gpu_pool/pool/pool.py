@@ -405,7 +405,8 @@ class GpuPool(Pool):
         """Raise ``NotAllowed`` where a kernel in a pod never lends its slice, or its memory stays there."""
         if not lease.terms.can_be_parked:
             raise NotAllowed(
-                "The slice of a kernel in a pod cannot be lent to others.", "End the kernel to give it back."
+                "The slice of a kernel in a pod or job cannot be lent to others.",
+                "End the kernel to give it back.",
             )
         if self.backend.suspension is not None or lease.state is not LeaseState.HELD:
             return

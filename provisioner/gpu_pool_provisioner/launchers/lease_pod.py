@@ -139,7 +139,7 @@ class LeasePod:
             self.fault = str(error)
             self.taken = ExpiryStep(ExpiryAction.END, f"The kernel was ended. {error}")
         except Exception as error:  # noqa: BLE001 - no fault of ours leaves a cell without a word
-            get_logger().exception("The pod of a kernel cannot be followed.")
+            get_logger().exception("The pod or job of a kernel cannot be followed.")
             self.fault = f"{type(error).__name__}: {error}"
         finally:
             self._finish()
@@ -187,7 +187,7 @@ class LeasePod:
 
     def _note_fault(self, error: GpuPoolError) -> None:
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
-        get_logger().warning("The pool did not report the state of a kernel's pod: %s", error)
+        get_logger().warning("The pool did not report the state of a kernel's pod or job: %s", error)
         if not self._address.done():
             self._held.tell(self._held.starting(f"{error.message} Still trying."))
 
@@ -268,7 +268,9 @@ class LeasePod:
         try:
             await asyncio.wait_for(self._held.pool.end_pod(self._held.id), _END_WITHIN)
         except (GpuPoolError, asyncio.TimeoutError) as error:
-            get_logger().warning("A kernel's pod ends with its lease, or at the next launch: %r", error)
+            get_logger().warning(
+                "A kernel's pod or job ends with its lease, or at the next launch: %r", error
+            )
         finally:
             self._finish()
 
@@ -278,7 +280,7 @@ class LeasePod:
         try:
             await asyncio.wait_for(self._held.pool.without_retries().end_pod(self._held.id), _END_WITHIN)
         except (GpuPoolError, asyncio.TimeoutError) as error:
-            get_logger().warning("A kernel's pod stays as it is: %r", error)
+            get_logger().warning("A kernel's pod or job stays as it is: %r", error)
             self._is_ended_by_us = False
         else:
             self._finish()

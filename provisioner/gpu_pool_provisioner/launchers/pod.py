@@ -164,14 +164,14 @@ class PodRun(KernelRun):
                 await self._pod.tell(self._shown)
             await (await self._pod.supervisor()).restart(within=_RESTARTED_WITHIN)
         except (SupervisorAway, KernelNotStarted) as error:
-            get_logger().warning("A kernel is started in a new pod: %s", error)
+            get_logger().warning("A kernel is started in a new pod or job: %s", error)
             raise NotRestartedError from error
 
     async def _begin(self) -> None:
         try:
             await self._pod.begin()
         except (SupervisorAway, KernelNotStarted) as error:
-            get_logger().warning("A kernel is started in a new pod: %s", error)
+            get_logger().warning("A kernel is started in a new pod or job: %s", error)
             raise NotRestartedError from error
 
     async def _watch(self) -> None:
@@ -191,7 +191,9 @@ class PodRun(KernelRun):
             try:
                 return await self._pod.supervisor()
             except SupervisorAway as error:
-                get_logger().debug("Until then the end of a kernel's pod is that of its kernel: %s", error)
+                get_logger().debug(
+                    "Until then the end of a kernel's pod or job is that of its kernel: %s", error
+                )
                 self._pod.lost()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _CONNECT_SELDOM)
@@ -202,7 +204,7 @@ class PodRun(KernelRun):
             try:
                 return await supervisor.exited()
             except SupervisorAway as error:
-                get_logger().debug("The supervisor of a kernel's pod is away: %s", error)
+                get_logger().debug("The supervisor of a kernel's pod or job is away: %s", error)
                 self._pod.lost()
             await asyncio.sleep(_CONNECT_AGAIN)
             with suppress(SupervisorAway):
@@ -226,7 +228,7 @@ class PodRun(KernelRun):
             try:
                 await self._pod.tell(told)
             except SupervisorAway as error:  # whoever waits for the kernel's end connects again
-                get_logger().debug("A kernel in a pod does not hear of its slice yet: %s", error)
+                get_logger().debug("A kernel in a pod or job does not hear of its slice yet: %s", error)
                 told = None
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _CONNECT_SELDOM)
@@ -291,7 +293,7 @@ class PodRun(KernelRun):
         try:
             await supervisor.send_signal(number)
         except SupervisorAway as error:
-            get_logger().warning("A kernel in a pod did not get a signal: %s", error)
+            get_logger().warning("A kernel in a pod or job did not get a signal: %s", error)
 
     def kill(self) -> None:
         """End the kernel, unless it has ended: in its pod, or with that."""
@@ -305,7 +307,7 @@ class PodRun(KernelRun):
                 await asyncio.wait_for(supervisor.send_signal(signal.SIGKILL), _KILLED_WITHIN)
                 await asyncio.wait({self.end}, timeout=_KILLED_WITHIN)
             except (SupervisorAway, asyncio.TimeoutError) as error:
-                get_logger().warning("A kernel is ended with its pod: %r", error)
+                get_logger().warning("A kernel is ended with its pod or job: %r", error)
         if not self.end.done():
             await self._pod.end()
 

@@ -155,7 +155,7 @@ class SupervisorConnection:
         except asyncio.TimeoutError:
             raise SupervisorAway(_SILENT.format(f" within {_ANSWERS_WITHIN:g} s")) from None
         if "failed" in told:
-            get_logger().warning("A kernel in a pod does not hear of its slice: %s", told["failed"])
+            get_logger().warning("A kernel in a pod or job does not hear of its slice: %s", told["failed"])
 
     async def exited(self) -> int:
         """Return how the kernel that runs now has ended, once it has: its exit status, or minus the signal.
