@@ -92,6 +92,8 @@ export interface ISlice {
   /** From when on it goes to somebody who waits, if nothing happens. */
   yields_at: number | null;
   kept_until: number | null;
+  /** When the kernel goes to disk if nothing happens; missing in older servers. */
+  sleeps_at?: number | null;
   asked_back: boolean;
   /** Whether it goes, or has gone, to somebody who waits while the kernel is idle. */
   gives_way: boolean;

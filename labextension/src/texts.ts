@@ -325,6 +325,7 @@ function times(slice: ISlice, now: number, trans: Words): IRow[] {
     [trans.__('Asleep for'), slice.asleep_since ?? null, since],
     [trans.__('Lent if somebody waits'), slice.yields_at, from],
     [ends, slice.gives_back_at, until],
+    [trans.__('If idle, to disk in'), slice.sleeps_at ?? null, until],
     [trans.__('Kept for'), slice.kept_until, until]
   ];
   return all.flatMap(([label, at, told]) => (at === null ? [] : [{ label, value: told(at) }]));

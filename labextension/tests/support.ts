@@ -35,6 +35,7 @@ export function slice(changes: Partial<ISlice> = {}): ISlice {
     ends_when_idle: false,
     yields_at: null,
     kept_until: null,
+    sleeps_at: null,
     asked_back: false,
     gives_way: false,
     asleep_since: null,

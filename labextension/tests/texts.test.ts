@@ -151,6 +151,12 @@ test('of a kernel on disk it is told since when, and what it takes there', () =>
   );
 });
 
+test('of an idle kernel it is told when it goes to disk', () => {
+  const idle = slice({ idle_since: NOW - 600, sleeps_at: NOW + 6600 });
+  const told = texts.rows(idle, NOW, trans).map(each => `${each.label}: ${each.value}`);
+  assert.ok(told.includes('If idle, to disk in: 110 min'), told.join());
+});
+
 const said = (given: ISlice | null): string => texts.announcement(given, NOW, trans);
 
 test('what changes all the time is not said aloud', () => {

@@ -16,6 +16,7 @@ Clock = Callable[[float], float]
 #: Where a kernel's slice is its own, and where it has asked for one.
 _HAS_SLICE: Final = (SlicePhase.HELD, SlicePhase.STARTING)
 _NO_LEASE: Final = (SlicePhase.NONE, SlicePhase.ASKING)
+_MAY_SLEEP: Final = (SlicePhase.HELD, SlicePhase.PARKED)
 _WAITS: Final = (SlicePhase.WAITING, SlicePhase.RESUMING, SlicePhase.ASKING)
 
 
@@ -87,6 +88,7 @@ def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
         return None if seconds is None or not held else clock(seconds)
 
     terms = lease.terms if lease is not None else None
+    sleeps_at = idle.sleeps_at if state.phase in _MAY_SLEEP else None
     return {
         "held_at": lease.held_at if lease is not None and state.phase in _HAS_SLICE else None,
         "ends_at": terms.over_at if terms is not None and state.phase not in _NO_LEASE else None,
@@ -97,6 +99,7 @@ def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
         "ends_when_idle": held and idle.ends,
         "yields_at": at(idle.yields_at),
         "kept_until": at(idle.kept_until),
+        "sleeps_at": clock(sleeps_at) if sleeps_at is not None else None,
         "asked_back": held
         and not state.gives_way
         and (idle.gives_back_when_idle or (lease is not None and lease.asked_back is not None)),

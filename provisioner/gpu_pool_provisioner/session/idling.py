@@ -87,6 +87,8 @@ class IdleState:
     ends: bool = False
     #: From when on its slice goes to somebody who waits.
     yields_at: float | None = None
+    #: When its kernel goes to disk if nothing happens.
+    sleeps_at: float | None = None
     #: Whether its user, here, asked for the slice to go back as soon as the kernel is idle.
     gives_back_when_idle: bool = False
     #: For how many seconds, from now on, its user may say that it is in use.
@@ -373,9 +375,18 @@ def idle_state(
         gives_back_at,
         ends,
         expiry_policy.yields_at(idling.terms, seen),
+        _sleeps_at(idling, seen),
         idling.gives_back,
         expiry_policy.keep_at_most(idling.terms, now),
     )
+
+
+def _sleeps_at(idling: Idling, seen: KernelObservation) -> float | None:
+    """Return when a kernel is parked to go to disk; None where it works, or has something on its GPU."""
+    after = idling.sleeps_once_idle_for
+    if after is None or seen.busy or idling.kept or seen.activity.initialised:
+        return None
+    return max(seen.idle_since + after, seen.kept_until, seen.postponed_until)
 
 
 def taken(reason: str | None, message: str = "") -> ExpiryStep:

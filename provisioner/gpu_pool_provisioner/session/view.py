@@ -6,7 +6,7 @@ Pure: values in, values out.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpu_pool_client import Activity, EndReason, Lease, Outlook, SliceRequest
@@ -127,6 +127,8 @@ def view(session: Session, seen: tuple[bool, float], shown: str, now: float, *, 
     idle, position = IdleState(), None
     if session.idling is not None:
         idle = idling.idle_state(session.idling, *seen, session.activity or Activity(), now)
+    if phase is SlicePhase.PARKED:
+        idle = replace(idle, sleeps_at=session.hibernates_at)
     if wait is not None:
         position = wait.position or (session.lease.position if session.lease is not None else None)
     resizes = phase is SlicePhase.WAITING or (phase is SlicePhase.HELD and is_told)

@@ -270,6 +270,18 @@ def test_it_lives_while_it_has_no_process() -> None:
     assert hibernated().stands_in
 
 
+def test_pages_show_when_it_goes_to_disk_before_it_does() -> None:
+    def sleeps_at(session: Session, *, busy: bool = False) -> float | None:
+        return view(session, (busy, 3.0), "", 5.0, is_told=False).idle.sleeps_at
+
+    running = after(a_sleeper(), *STARTED)
+    assert sleeps_at(running) == 23.0
+    assert sleeps_at(running, busy=True) is None
+    assert sleeps_at(after(running, events.LeaseSeen(activity=Activity(initialised=True)))) is None
+    assert sleeps_at(after(a_session(), *STARTED)) is None
+    assert sleeps_at(parked_to_sleep()) == 20.0
+
+
 def test_pages_show_that_it_is_asleep() -> None:
     seen = view(hibernated(), (False, 0.0), "", 30.0, is_told=False)
     assert (seen.phase, seen.message) == (SlicePhase.ASLEEP, texts.ASLEEP)
