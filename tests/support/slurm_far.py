@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,12 @@ class FarSite:
         made = self.shared / f"test-{next(self._numbers)}"
         made.mkdir()
         return made
+
+    def name_the_first(self) -> None:
+        """Let ``n2`` know the first machine by its name, as a site's name service has it."""
+        hosts = self.shared / "hosts"
+        hosts.write_text(f"127.0.0.1 localhost\n{self.far.outside} {socket.gethostname()}\n")
+        self.far.run("mount", "--bind", hosts, "/etc/hosts")
 
     @contextmanager
     def closed(self, *, inwards: bool = False, outwards: bool = False) -> Iterator[None]:
