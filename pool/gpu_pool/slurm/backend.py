@@ -84,6 +84,7 @@ _SUBMITTED: Final = "job"
 _ENDED: Final = "ended"
 #: Seconds between two looks at the folders of jobs.
 _FOLDERS_EVERY: Final = 3.0
+_SUSPENDED: Final = "Slurm has suspended its job: it goes on once it is resumed."
 _IN_PROFILE: Final = "Its job has begun, and runs the profile of its login shell."
 _STAGES: Final = {"CONFIGURING": "Its node is being prepared.", "RUNNING": "Its job has begun."}
 
@@ -141,6 +142,7 @@ class SlurmBackend(Backend):
         self._known_at = float("-inf")
         #: By lease.
         self._jobs: dict[str, KernelJob] = {}
+        self._submitting: set[asyncio.Future[KernelJob]] = set()
         self._is_stopped = False
         self._adopts_at = float("-inf")
         self._tunnels = ReverseTunnels(settings.ports())
@@ -359,19 +361,35 @@ class SlurmBackend(Backend):
         lines = None if course is None else course.prologue
         prologue = self._settings.prologue if lines is None else "\n".join(lines)
         script = launching.script(prologue, launching.command(kernel, launcher, folder), folder)
+        # Who has asked for the kernel may give up meanwhile: what Slurm has taken by then is cancelled.
+        submitting = asyncio.ensure_future(self._submit(lease, kernel, folder, options, script))
+        self._submitting.add(submitting)
+        submitting.add_done_callback(self._submitting.discard)
+        return self._state(lease.id, await asyncio.shield(submitting))
+
+    async def _submit(
+        self, lease: Lease, kernel: KernelCommand, folder: Path, options: Sequence[str], script: str
+    ) -> KernelJob:
+        """Submit a job, and cancel it again where its lease has ended meanwhile."""
         try:
             number = (await self._ask("sbatch", *options, told=script)).strip().partition(";")[0]
         except GpuPoolError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         get_logger().info("Slurm job %s was submitted for lease %s", number, lease.id)
+        try:
+            await self.pool.living(lease.id)
+        except GpuPoolError:
+            await self._cancel(number)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         job = self._jobs[lease.id] = KernelJob(
             number, folder, kernel, lease.request, seen=Job(number, "PENDING")
         )
         (folder / _SUBMITTED).write_text(number)
         await self.pool.store.run(leases.add_job, lease.id, _named(number))
         self.watch.look_soon()
-        return self._state(lease.id, job)
+        return job
 
     def _partition(self, course: CourseJobs | None) -> str:
         """Return the partition in which a course's kernels are jobs, or others; empty for the default one."""
@@ -465,7 +483,7 @@ class SlurmBackend(Backend):
             why = jobs.how_ended(job.seen)
             code = None if why else job.seen.exit_status or 0
             return KernelPod("", PodPhase.ENDED, message=why or self._failed(job, code or 0), exit_code=code)
-        trouble = self.watch.trouble
+        trouble = self.watch.trouble or (_SUSPENDED if job.seen.state in ("SUSPENDED", "STOPPED") else "")
         if job.address:
             return KernelPod("", PodPhase.RUNNING, job.address, trouble, ports=job.ports)
         place = self.place(lease_id)
