@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -18,7 +20,9 @@ from gpu_pool_client import NeverFits
 from support.slurm import Slurm
 from support.slurm_sites import Site, slurm_site
 
-#: Of a site that has both.
+#: Of a site that has a Kubernetes cluster, too; tests of that read the same file.
+EXAMPLE = Path(__file__).parents[2] / "examples/slurm-and-kubernetes/deep-learning.yaml"
+#: Another such file.
 BOTH = """\
 title: Deep Learning
 slices: [{name: Small, request: 40%}]
@@ -42,17 +46,26 @@ def site(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 async def test_one_file_says_what_a_job_has_and_what_a_pod_has(site: Site) -> None:
-    slurm_only = BOTH.replace("  constraint: old\n", "")
-    site.course("dl", slurm_only)
+    both = EXAMPLE.read_text()
+    site.course("deep-learning", both)
     site.configure(time="50", mem="4G", cpus_per_task=7, prologue="exit 3")  # what the course says wins
-    async with site.kernel("dl") as page:
-        cell = await page.run("import os; print(os.environ['FROM_COURSE'])").done()
-        assert cell.outputs[-1] == "it is set\n"
+    async with site.kernel("deep-learning") as page:
+        cell = await page.run("import os; print(os.environ['COURSE_DATA'])").done()
+        assert cell.outputs[-1] == "/shared/deep-learning\n"
         job = site.only_job()
-    assert (job["Partition"], job["TimeLimit"], job["Comment"]) == ("gpu", "00:20:00", "dl")
+    assert (job["Partition"], job["TimeLimit"], job["Comment"]) == ("gpu", "00:20:00", "deep-learning")
     assert (job["MinMemoryNode"], job["NumCPUs"]) == ("1G", "2")
-    pod = chosen_body(KubernetesSettings(), parse_course("dl.yaml", slurm_only.encode()), NOTEBOOK)
-    assert (pod.image, pod.cpu) == ("kernel:1", 2.0)
+    assert job["TresPerNode"].endswith("shard:t4:40")
+    assert "pytorch-notebook" not in str(job)
+    pod = chosen_body(KubernetesSettings(), parse_course("dl.yaml", both.encode()), NOTEBOOK)
+    assert (pod.image, pod.cpu) == ("quay.io/jupyter/pytorch-notebook:cuda12-latest", 2.0)
+
+
+def test_courses_check_shows_of_that_file_how_its_jobs_are_submitted() -> None:
+    argv = [sys.executable, "-m", "gpu_pool.cli", "courses", "check", str(EXAMPLE)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    options = "--partition=gpu --time=20 --mem=1024M --cpus-per-task=2"
+    assert options in " ".join(done.stdout.split())
 
 
 async def test_what_a_course_leaves_out_is_as_the_user_has_set_it(site: Site) -> None:
