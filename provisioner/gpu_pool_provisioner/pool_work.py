@@ -283,7 +283,9 @@ class PoolWork:
         The pool hears at once that it works again; nothing that was submitted waits for that.
         """
         lease_id, works = self._lease_id, asyncio.create_task(relay.works())
-        asked = asyncio.create_task(self._until_asked(lease_id))
+        seen = self._driver.session.lease
+        hibernates = seen is not None and seen.hibernates
+        asked = asyncio.create_task(self._until_asked(lease_id, hibernates=hibernates))
         try:
             await self._report(lease_id, relay, relay.busy_times.due(at_once=True), since)
             await asyncio.wait({works, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -307,10 +309,10 @@ class PoolWork:
             relay.busy_times.untold(spans)
             raise
 
-    async def _until_asked(self, lease_id: str) -> None:
-        """Return once a held lease is asked back, or is not held any more."""
+    async def _until_asked(self, lease_id: str, *, hibernates: bool) -> None:
+        """Return once a held lease is asked back, is not held any more, or is to hibernate unlike before."""
         async for lease in self.pool.watch(lease_id):
-            is_asked = lease.asked_back is not None or lease.hibernates
+            is_asked = lease.asked_back is not None or lease.hibernates is not hibernates
             if is_asked or lease.state is not LeaseState.HELD:
                 return
 

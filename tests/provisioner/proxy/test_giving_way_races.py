@@ -250,6 +250,30 @@ async def test_what_the_pool_has_not_heard_of_a_kernels_work_is_told_again(
         assert (await jupyter_env.pool.wait(next_one.id, 20)).state is LeaseState.HELD
 
 
+async def test_a_drain_to_disk_is_heard_once_by_a_kernel_that_cannot_go_there(
+    jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course(yield_after="1s")
+    km = manager(jupyter_env.install("all", "1"))
+    await km.start_kernel()
+    report, told = jupyter_env.pool.report_busy, list[float]()
+
+    async def counts(lease_id: str, spans: Any, *, gives_way_since: float | None = None) -> None:
+        await report(lease_id, spans, gives_way_since=gives_way_since)
+        told.extend(() if gives_way_since is None else (gives_way_since,))
+
+    async with frontend(km) as page:
+        await page.run("1").done()
+        monkeypatch.setattr(jupyter_env.pool, "report_busy", counts)
+        await until(lambda: len(told) == 1)
+        await jupyter_env.pool.drain("0", hibernate=True)
+        await until(lambda: len(told) > 1)
+        await jupyter_env.pool.drain("0", drained=False)
+        await until(lambda: not km.provisioner.session.lease.hibernates)
+        await until(lambda: len(told) > 2)
+        assert len(told) == 3
+
+
 @pytest.mark.long
 async def test_a_kernel_that_stands_still_is_left_alone_and_another_one_goes(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
