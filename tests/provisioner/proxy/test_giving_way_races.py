@@ -268,6 +268,8 @@ async def test_a_drain_to_disk_is_heard_once_by_a_kernel_that_cannot_go_there(
         await until(lambda: len(told) == 1)
         await jupyter_env.pool.drain("0", hibernate=True)
         await until(lambda: len(told) > 1)
+        for _ in range(200):  # in which it would ask many times
+            await jupyter_env.only_lease()
         await jupyter_env.pool.drain("0", drained=False)
         await until(lambda: not km.provisioner.session.lease.hibernates)
         await until(lambda: len(told) > 2)
