@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from support.frontend import frontend
 from support.jupyter_env import eventually
-from support.slurm import Slurm, missing, slurm_cluster
+from support.slurm import Slurm, has_plugin, missing, slurm_cluster
 from support.slurm_login import Login
 
-_PLUGINS = [path for path in Path("/usr/lib").glob("*/slurm-wlm/job_submit_lua.so") if path.exists()]
 _RULES = """
 function slurm_job_submit(job, partitions, user)
     if job.features == "forbidden" then
@@ -36,7 +34,9 @@ PartitionName=urgent Nodes=n2 PriorityTier=10 MaxTime=1:00:00 DefaultTime=30:00
 @pytest.fixture
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """A cluster of such a site, for one test."""
-    if why := missing() or ("" if _PLUGINS else "Slurm's plugin job_submit/lua is not installed"):
+    if why := missing() or (
+        "" if has_plugin("job_submit_lua") else "Slurm's plugin job_submit/lua is not installed"
+    ):
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "job_submit.lua").write_text(_RULES)

@@ -112,6 +112,15 @@ def missing() -> str:
     return f"Slurm's {', '.join(absent)} are missing: apt install slurm-wlm slurm-wlm-basic-plugins munge"
 
 
+def has_plugin(name: str) -> bool:
+    """Whether the Slurm that is found has a plugin: packages, and builds of one's own, may leave some out."""
+    program = shutil.which("slurmctld", path=PLACES)
+    if program is None:
+        return False
+    root = Path(program).resolve().parents[1]
+    return any([*root.glob(f"lib*/slurm*/{name}.so"), *root.glob(f"lib*/*/slurm*/{name}.so")])
+
+
 @dataclass(frozen=True)
 class Slurm:
     """A running cluster."""

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from support.ports import free_ports
-from support.slurm import PLACES, Slurm, daemon, slurm_cluster, user_name, wait_for
+from support.slurm import PLACES, Slurm, daemon, has_plugin, slurm_cluster, user_name, wait_for
 
 _PROGRAMS = ("slurmdbd", "sacct", "sacctmgr", "mariadbd", "mariadb-install-db", "mariadb")
 
@@ -66,9 +66,13 @@ _USER = ("user", user_name(), "account=teaching", "defaultaccount=teaching", "qo
 def accounting_missing() -> str:
     """Say which programs for Slurm's accounting this machine lacks; empty for none."""
     absent = [name for name in _PROGRAMS if shutil.which(name, path=PLACES) is None]
-    if not absent:
-        return ""
-    return f"{', '.join(absent)} are missing: apt install slurmdbd mariadb-server-core mariadb-client-core"
+    if absent:
+        return (
+            f"{', '.join(absent)} are missing: apt install slurmdbd mariadb-server-core mariadb-client-core"
+        )
+    if not has_plugin("accounting_storage_mysql"):
+        return "this Slurm has no plugin accounting_storage/mysql"
+    return ""
 
 
 @contextmanager
