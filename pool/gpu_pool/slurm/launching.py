@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ _NO_KERNEL: Final = " A line of its prologue has ended it, before the kernel was
 LEFT_OVER_AFTER: Final = 600.0
 #: Bytes of the end of a job's output that are read.
 _MOST_READ: Final = 1 << 16
+#: How a line begins that Slurm adds to that output; newer versions (seen with 26.05) write the time alone.
+SLURMS_OWN: Final = r"^(?:slurmstepd\S*:|\[\d{4}-\d\d-\d\dT[\d:.]+\])"
 #: Where a job's output goes, in its folder.
 OUTPUT: Final = "output.txt"
 
@@ -174,7 +177,7 @@ def last_words(folder: Path) -> str:
     What Slurm adds to say that it has ended counts only where there is nothing else.
     """
     lines = output_end(folder).strip().splitlines()
-    own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd"))]
+    own = [line for line in lines if not (line.startswith("srun: ") or re.match(SLURMS_OWN, line))]
     last = (own or lines)[-1:]
     return f" Its last words: {last[0][:_MOST_SHOWN]}" if last else ""
 

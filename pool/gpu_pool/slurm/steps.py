@@ -57,7 +57,7 @@ _LOOKS: Final = (
 _IPYTHON: Final = frozenset({"ipykernel", "ipykernel_launcher"})
 #: How Slurm says in the output of a step that it has ended it.
 _ENDED_BY_SLURM: Final = re.compile(
-    r"^slurmstepd\S*: error: (?:\*\*\* )?(.*?(?:CANCELLED|oom|FAILURE).*?)(?: \*\*\*)?$", re.M
+    launching.SLURMS_OWN + r" error: (?:\*\*\* )?(.*?(?:CANCELLED|oom|FAILURE).*?)(?: \*\*\*)?$", re.M
 )
 #: Nodes that are asked at once; seconds in which one answers; and until those are asked again that did not.
 _AT_ONCE, _SAYS_WITHIN, _AGAIN_AFTER = 16, 20.0, 60.0

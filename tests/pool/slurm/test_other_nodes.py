@@ -213,6 +213,13 @@ async def test_whoever_follows_a_step_asks_the_pool_only_where_there_is_news(
     assert (await following).phase is PodPhase.ENDED
 
 
+@pytest.mark.parametrize("who", ["slurmstepd-n2:", "[2026-11-28T23:19:32.282]"])
+def test_what_slurm_adds_to_an_output_is_not_its_last_words(tmp_path: Path, who: str) -> None:
+    said = f"{who} error: *** STEP 13.2 ON n2 CANCELLED AT 2026-11-28T23:19:32 DUE to SIGNAL Killed ***"
+    (tmp_path / launching.OUTPUT).write_text(f"the end\n{said}\n")
+    assert launching.last_words(tmp_path) == " Its last words: the end"
+
+
 def test_of_gigabytes_that_a_job_has_written_its_end_is_read(tmp_path: Path) -> None:
     with (tmp_path / launching.OUTPUT).open("wb") as file:
         file.seek(1 << 33)
