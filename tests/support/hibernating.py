@@ -183,7 +183,7 @@ def users(installation: Installation, *names: str) -> Iterator[list[User]]:
     finally:
         allowed.unlink(missing_ok=True)
         for name in made:
-            subprocess.run(["userdel", "--remove", name], check=False, capture_output=True)
+            subprocess.run(["userdel", "--force", "--remove", name], check=False, capture_output=True)
 
 
 #: A Python of the system, which every user may run.

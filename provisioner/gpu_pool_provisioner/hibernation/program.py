@@ -410,6 +410,9 @@ def _be_first(
                 os.close(int(each))
     if awaited == _ROOT:  # which says itself that it could not be run
         os.close(says)
+    if awaited != _ROOT:  # CRIU, which its user may have stopped
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+        signal.alarm(int(_LONGEST))
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -428,6 +431,7 @@ def _be_first(
                             os.write(2, read)
                     return
                 if found[0] == awaited:
+                    signal.alarm(0)
                     os.write(says, str(os.waitstatus_to_exitcode(found[1])).encode())
                     os.close(says)
                     if found[1]:
