@@ -510,8 +510,10 @@ def test_an_image_survives_a_reboot(ada: User, installation: Installation) -> No
     state.write_text(json.dumps(said))
     assert not goes_on(ada, kernel)
     assert ada.call("dump", kernel)["error"] == "it has ended"
+    (before,) = ada.call("list")["kernels"]
     assert ada.restore(kernel).answer["ok"]
-    assert ada.call("dump", kernel)["ok"]
+    # It is written anew, although the image from which it goes on is still there.
+    assert ada.call("dump", kernel)["image"]["since"] > before["image"]["since"]
 
 
 # -- What is killed, and what ends -----------------------------------------------------
