@@ -18,8 +18,8 @@ from typing import Final
 import psutil
 import pytest
 
-from gpu_pool_provisioner.hibernation.kept import why_not
-from gpu_pool_provisioner.hibernation.left import NAME
+from gpu_pool_provisioner.hibernation import program
+from gpu_pool_provisioner.hibernation.calling import why_not
 from support.jupyter_env import JupyterEnv, eventually
 
 CRIU = os.environ.get("CRIU", "criu")
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
 ]
-#: A variable that each process of a kernel has, and its keeper.
+#: A variable that each process of a kernel has.
 MARK: Final = "GPU_POOL_TEST_OF_KILLED"
 #: A server, as far as a kernel is concerned: it runs the cells that it reads, and ends with its input.
 SERVER = """
@@ -67,12 +67,13 @@ status=$?
 reach after
 exit $status
 """
+#: Who takes part in a dump: the server, and calls of the program, of which one stays with the kernel.
+_ALL: Final = ("server", "criu", "launch", "dump")
 #: Where something is killed on its way, and what.
 STEPS: Final = [
-    *[("dump", moment, who) for moment in ("before", "after") for who in ("server", "criu", "keeper")],
-    *[("dump", "writing", who) for who in ("server", "criu", "keeper")],
-    *[("dump", "named", who) for who in ("server", "keeper")],
-    *[("restore", moment, who) for moment in ("before", "after") for who in ("server", "criu", "keeper")],
+    *[("dump", moment, who) for moment in ("before", "writing", "after") for who in _ALL],
+    *[("dump", "named", who) for who in ("server", "launch", "dump")],
+    *[("restore", moment, who) for moment in ("before", "after") for who in ("server", "criu", "restore")],
 ]
 
 
@@ -113,7 +114,7 @@ class Machine:
 
     def images(self) -> list[Path]:
         """Return the whole images that the next server may go on with."""
-        return list(self._asleep.glob(f"{NAME}*/image/header.json"))
+        return list(self._asleep.glob("*/image/header.json"))
 
     def let_wait(self, step: str, moment: str) -> None:
         for each in self._steps.glob(f"{step}.*"):
@@ -136,12 +137,12 @@ class Machine:
         await eventually(is_reached)
 
     def _processes(self) -> list[tuple[int, str]]:
-        """Return what there is of the kernel, each with what it is: its processes, keepers, and CRIU's."""
+        """Return what there is of the kernel, each with what it is: its processes, the program's, CRIU's."""
         found, folder = [], str(self._env.folder)
         for each in psutil.process_iter():
             with suppress(psutil.Error):
                 words = " ".join(each.cmdline())
-                is_ours = folder in words and SERVER not in words
+                is_ours = (folder in words or program.__file__ in words) and SERVER not in words
                 if is_ours or each.environ().get(MARK) == folder:
                     found.append(
                         (each.pid, _role(words, parent=" ".join(psutil.Process(each.ppid()).cmdline())))
@@ -218,13 +219,23 @@ class Machine:
             raise AssertionError(f"a kernel that was shut down is on disk: {each}")
 
 
+#: Calls of the program that name a kernel.
+_CALLS: Final = ("dump", "restore", "note", "remove")
+
+
 def _role(words: str, parent: str) -> str:
     """Return what a process is, by its command line and that of its parent."""
-    if "keeper.py" in words:  # the first process of the kernel's pid namespace is forked from it
-        return "first" if "keeper.py" in parent else "keeper"
+    if program.__file__ in words:  # the first process of the kernel's pid namespace is forked from a call
+        return (
+            "first"
+            if program.__file__ in parent
+            else words.split()[-2 if words.split()[-2] in _CALLS else -1]
+        )
     if " dump " in words or " restore " in words:
         return "criu"
-    return "kernel" if "ipykernel_launcher" in words else "other"
+    if "ipykernel_launcher" in words:
+        return "reaper" if program.__file__ in parent else "kernel"
+    return "other"
 
 
 @pytest.fixture
