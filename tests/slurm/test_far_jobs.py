@@ -108,7 +108,7 @@ async def test_a_job_that_cannot_be_reached_either_way_is_cancelled_and_the_cell
             cell = page.run("1")
             await cell.shows("Its job runs on n2, which cannot be reached from here, and has not connected")
             [job] = login.jobs()
-            told = f"Slurm job {job} was cancelled: for 30 s its kernel on n2 could not be reached from here"
+            told = f"Slurm job {job} was given up, and is cancelled: for 30 s its kernel on n2 could not be"
             await cell.shows(told)
             await eventually(login.env.is_empty)
             await eventually(lambda: _has_no_job(login))

@@ -44,6 +44,22 @@ async def main():
     await client.execute_interactive("1", output_hook=show)
 asyncio.run(main())
 """
+#: Says which jobs of that user's own are known by their names, and of which types a GPU is free.
+_LOOK = """
+import encodings.idna, os
+from gpu_pool.slurm.watch import JobQueueWatch
+os.setgroups([])
+os.setgid({user})
+os.setuid({user})
+watch = JobQueueWatch()
+watch.keep_free_types("hidden")
+watch.look()
+print(watch.trouble, sorted(watch.own), sorted(watch.free_types), flush=True)
+"""
+_MORE = """\
+PrivateData=jobs
+PartitionName=hidden Nodes=n1,n2 Hidden=YES MaxTime=1:00:00 DefaultTime=30:00
+"""
 
 
 @pytest.fixture
@@ -60,18 +76,20 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     if why := missing() or ("" if os.geteuid() == 0 else "only root can be other users"):
         pytest.skip(why)
     (folder / "cluster").mkdir()
-    with slurm_cluster(folder / "cluster", "PrivateData=jobs\n") as found:
+    with slurm_cluster(folder / "cluster", _MORE) as found:
         yield found
 
 
 @contextmanager
 def _cell_of_nobody(
-    slurm: Slurm, folder: Path, size: str, monkeypatch: pytest.MonkeyPatch
+    slurm: Slurm, folder: Path, size: str, monkeypatch: pytest.MonkeyPatch, partition: str = ""
 ) -> Iterator[IO[str]]:
     """Run a cell of that user in a kernel that is a job, and let what it shows be read."""
     home = folder / "home"
     (home / "config").mkdir(parents=True)
-    (home / "config" / "gpu_pool_config.py").write_text('c.SlurmSettings.gpu_memory = {"t4": 16}\n')
+    (home / "config" / "gpu_pool_config.py").write_text(
+        f'c.SlurmSettings.gpu_memory = {{"t4": 16}}\nc.SlurmSettings.partition = {partition!r}\n'
+    )
     name = JupyterEnv(home, "").install("GPU", size)
     for path in (home, *home.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
@@ -101,3 +119,21 @@ def test_where_others_jobs_are_hidden_the_cell_says_that_its_position_is_not_kno
         assert "in the queue of" not in told
         [job] = [each for each in slurm.run("squeue", "--noheader", "--format=%A").split() if each != taken]
         assert slurm.job(job)["UserId"].startswith("nobody(")
+
+
+def test_in_a_hidden_partition_kernels_start_and_jobs_are_known_by_their_names(
+    slurm: Slurm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = slurm.submit("sleep 600", "--gres=gpu:t4:1")
+    slurm.until(taken, "RUNNING")
+    with _cell_of_nobody(slurm, folder, "1 model=t4", monkeypatch, "hidden") as shown:
+        told = ""
+        while "Its position is not known" not in told:
+            line = shown.readline()
+            assert line, told
+            told += line
+        [job] = [each for each in slurm.run("squeue", "--noheader", "--format=%A").split() if each != taken]
+        name = slurm.job(job)["JobName"]
+        with running(_LOOK.format(user=NOBODY)) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f" {[name]} ['v100']\n"

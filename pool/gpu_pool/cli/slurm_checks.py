@@ -42,7 +42,7 @@ def check_slurm() -> Iterator[Check]:
     began = time.monotonic()
     try:
         config = jobs.read_config(ask("scontrol", "show", "config"))
-        nodes = ask("sinfo", "--noheader", "--Node", f"--format={jobs.SINFO_FORMAT}")
+        nodes = ask("sinfo", "--noheader", "--all", "--Node", f"--format={jobs.SINFO_FORMAT}")
     except GpuPoolError as error:
         by_munge = "munge" in error.message.lower()
         remedy = "See whether munge runs: systemctl status munge" if by_munge else "scontrol ping"

@@ -36,7 +36,7 @@ def check_course_limits() -> Iterator[Check]:
             SlurmSettings(config=load_config()),
             ("sacctmgr", "--noheader", "--parsable2", "show"),
         )
-        nodes = ask("sinfo", "--noheader", "--Node", f"--format={jobs.SINFO_FORMAT}")
+        nodes = ask("sinfo", "--noheader", "--all", "--Node", f"--format={jobs.SINFO_FORMAT}")
         user = account_of(os.geteuid())
         qos = limits.read_qos(ask(*show, "qos", limits.QOS_FIELDS))
         accounts = limits.read_associations(ask(*show, "assoc", f"user={user}", limits.ASSOCIATION_FIELDS))

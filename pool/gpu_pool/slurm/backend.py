@@ -75,9 +75,9 @@ _UNREACHED: Final = (
 #: Seconds from when a kernel listens until its job is cancelled where neither way leads to it: it has a GPU.
 _REACHED_BY: Final = 30.0
 _NEVER_REACHED: Final = (
-    "Slurm job {job} was cancelled: for {seconds:g} s its kernel on {node} could not be reached from here, "
-    "and {node} could not connect to this server at {addresses} either. One of both has to be possible. Ask "
-    "your administrator, who can set c.SlurmSettings.server_address and server_ports."
+    "Slurm job {job} was given up, and is cancelled: for {seconds:g} s its kernel on {node} could not be "
+    "reached from here, and {node} could not connect to this server at {addresses} either. One of both has "
+    "to be possible. Ask your administrator, who can set c.SlurmSettings.server_address and server_ports."
 )
 #: Files in a job's folder: its id, once it was submitted; and that one of this pool's processes has ended it.
 _SUBMITTED: Final = "job"
@@ -99,7 +99,9 @@ class KernelJob:
     command: KernelCommand | None
     #: What it asks for; None there, too.
     request: SliceRequest | None = None
+    #: That it is to end, and that Slurm knows it: it may not answer meanwhile.
     ended_by_us: bool = False
+    is_cancelled: bool = False
     #: How it was seen last.
     seen: Job = field(default_factory=lambda: Job("", "PENDING"))
     #: What its main process has said of where it listens.
@@ -193,7 +195,7 @@ class SlurmBackend(Backend):
 
     async def _learn(self) -> None:
         try:
-            nodes = await self._ask("sinfo", "--noheader", "--Node", f"--format={jobs.SINFO_FORMAT}")
+            nodes = await self._ask("sinfo", "--noheader", "--all", "--Node", f"--format={jobs.SINFO_FORMAT}")
             config = await self._ask("scontrol", "show", "config")
             federation = jobs.read_federation(await self._ask("scontrol", "show", "federation"))
         except NotAllowed as error:
@@ -259,9 +261,7 @@ class SlurmBackend(Backend):
             return
         live = {lease.id for lease in await living()}
         for lease_id in known - live:
-            await self.end(lease_id)
-            shutil.rmtree(self._jobs.pop(lease_id).folder, ignore_errors=True)
-            self._tunnels.forget(lease_id)
+            await self._end(lease_id)
         for name, number in shown.items():
             if name.removeprefix(self._name("")) not in live and number in self.watch.jobs:
                 await self._cancel(number)
@@ -377,16 +377,15 @@ class SlurmBackend(Backend):
             shutil.rmtree(folder, ignore_errors=True)
             raise
         get_logger().info("Slurm job %s was submitted for lease %s", number, lease.id)
-        try:
-            await self.pool.living(lease.id)
-        except GpuPoolError:
-            await self._cancel(number)
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         job = self._jobs[lease.id] = KernelJob(
             number, folder, kernel, lease.request, seen=Job(number, "PENDING")
         )
         (folder / _SUBMITTED).write_text(number)
+        try:
+            await self.pool.living(lease.id)
+        except GpuPoolError:
+            await self._end(lease.id)
+            raise
         await self.pool.store.run(leases.add_job, lease.id, _named(number))
         self.watch.look_soon()
         return job
@@ -505,16 +504,35 @@ class SlurmBackend(Backend):
     async def end(self, lease_id: str) -> None:
         """See ``KernelHost.end``."""
         job = self._jobs.get(lease_id)
-        if job is not None and not job.ended_by_us:
+        if job is None:
+            return
+        if not job.ended_by_us:
             job.ended_by_us = True
             with suppress(OSError):  # it is gone, or the disk is full: others take it for cancelled then
                 (job.folder / _ENDED).touch()
-            if not job.seen.is_over:
-                await self._cancel(job.id)
+        if not (job.is_cancelled or job.seen.is_over):
+            await self._cancel(job.id)
+            job.is_cancelled = True
+
+    async def _end(self, lease_id: str) -> None:
+        """End a job, and forget it: not before Slurm has taken that, so that it can be tried again."""
+        job = self._jobs.get(lease_id)
+        await self.end(lease_id)
+        if job is not None and self._jobs.get(lease_id) is job:
+            del self._jobs[lease_id]
+            shutil.rmtree(job.folder, ignore_errors=True)
+            self._tunnels.forget(lease_id)
 
     async def _cancel(self, number: str) -> None:
-        with suppress(NotAllowed):  # it has ended
+        """Cancel a job. Raises ``PoolUnreachable`` where it may not have ended."""
+        try:
             await self._ask("scancel", number)
+        except NotAllowed as error:
+            with suppress(TimeoutError):
+                found = await self._worker.run(lambda: last_of(number), _WITHIN)
+                if found is None or found.is_over:
+                    return
+            raise PoolUnreachable(error.message, error.remedy) from error
 
     def activity(self, lease_id: str) -> Activity:
         """Return nothing: nobody looks at the GPUs of a job's node."""
@@ -550,8 +568,11 @@ class SlurmBackend(Backend):
         return replace(found, reason=f"{found.reason} {sooner}".strip())
 
     async def withdraw(self, lease_id: str) -> None:
-        """See ``ExternalQueue.withdraw``."""
-        await self.end(lease_id)
+        """See ``ExternalQueue.withdraw``: where Slurm does not answer, :meth:`unbind` goes on with it."""
+        try:
+            await self.end(lease_id)
+        except PoolUnreachable as error:
+            get_logger().warning("The job of lease %s is not cancelled yet: %s", lease_id, error)
 
     def _name(self, lease_id: str) -> str:
         return f"gpu-pool-{self._mark}-{lease_id}"

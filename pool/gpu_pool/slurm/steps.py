@@ -148,7 +148,14 @@ def find_other_nodes(job: str, here: str, before: OtherNodes | None = None) -> O
     if not others or here not in ("", names[0]):
         return OtherNodes()
     addresses = jobs.read_addresses(
-        ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(others)}", f"--format={jobs.SINFO_FORMAT}")
+        ask(
+            "sinfo",
+            "--noheader",
+            "--all",
+            "--Node",
+            f"--nodes={','.join(others)}",
+            f"--format={jobs.SINFO_FORMAT}",
+        )
     )
     nodes = [
         JobNode(name, gres, cpus, addresses.get(name, name))
@@ -402,7 +409,7 @@ def _remove_leftovers(own_job: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # its own process has removed it meanwhile
             left += [each] if each.stat().st_mtime < old else []
     if left:
-        live = {own_job, *ask("squeue", "--noheader", "--me", "--format=%A").split()}
+        live = {own_job, *ask("squeue", "--noheader", "--all", "--me", "--format=%A").split()}
         for folder in left:
             if folder.name.split("-")[1] not in live:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -441,7 +448,7 @@ def _stop(process: subprocess.Popen[bytes], job: str, name: str) -> None:
         process.wait(_ENDS_WITHIN)
         return
     process.kill()
-    words = ("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
+    words = ("squeue", "--noheader", "--all", "--steps", f"--jobs={job}", "--format=%i %j")
     try:
         shown = [line.split() for line in ask(*words, within=_ENDS_WITHIN).splitlines()]
         for number in [each[0] for each in shown if each[1:] == [name]]:

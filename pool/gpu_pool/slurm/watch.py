@@ -115,11 +115,12 @@ class JobQueueWatch:
         if now > self._own_at + _NAMES_EVERY and not self.trouble:
             self._own_at = now
             with suppress(PoolUnreachable, NotAllowed):
-                self.own = read_names(ask("squeue", "--noheader", "--me", f"--format={SQUEUE_NAMES_FORMAT}"))
+                printed = ask("squeue", "--noheader", "--all", "--me", f"--format={SQUEUE_NAMES_FORMAT}")
+                self.own = read_names(printed)
         if now < self._free_asked_at + _IDLE and now > self._free_at + _FREE_EVERY and not self.trouble:
             self._free_at = now
             with suppress(PoolUnreachable, NotAllowed):
-                printed = ask("sinfo", "--noheader", "--Node", f"--Format={SINFO_USED_FORMAT}")
+                printed = ask("sinfo", "--noheader", "--all", "--Node", f"--Format={SINFO_USED_FORMAT}")
                 self.free_types = read_free_types(printed, self._partition)
 
     def _run(self) -> None:
