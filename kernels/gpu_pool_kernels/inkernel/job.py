@@ -5,7 +5,7 @@ what is to run; ``address.json`` is written there, with the node, and the ports 
 listen: whichever are free, since a node runs many jobs. A server that cannot connect to these is connected to
 instead. The connection file, with its keys, is on the node's
 own disk, in a folder that is removed at the end. Batch systems also kill all processes of a job: what these
-leave is removed by the next one on that node.
+leave is removed by the next one on that node, where its disk has locks.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import stat
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from typing import Any
 _TUNNEL_AFTER = 1.0
 #: How the names of folders on the node's own disk begin, and the file in them that its process has locked.
 _FOLDER, _LOCK = "gpu-pool-kernel-", "lock"
+#: Seconds after which a folder without that file is left over: its process was killed before it made it.
+_UNLOCKED_FOR = 24 * 3600.0
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port", "supervisor")
 
 
@@ -47,26 +50,36 @@ def hold_ports() -> "tuple[dict[str, int], list[socket.socket]]":
 
 
 def own_folder() -> Path:
-    """Return a new folder of this process's on the node's own disk, and remove those of killed ones."""
-    _remove_leftovers(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
-    # Locked before it has its name: without that nobody takes the folder for left over.
+    """Return a new folder of this process's for temporary files; remove those of killed ones on this node.
+
+    Nodes that share it may not see each other's locks, so that each looks at its own folders alone.
+    """
+    prefix = f"{_FOLDER}{zlib.crc32(os.uname().nodename.encode()):08x}-"
+    _remove_leftovers(Path(tempfile.gettempdir()), prefix)
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    # Locked before it has its name: without that nobody takes the folder for left over, for long enough.
     draft = folder / "draft"
     lock = draft.open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # without locks nobody can tell that it is left over: it is left alone
+        fcntl.flock(lock, fcntl.LOCK_EX)
     draft.rename(folder / _LOCK)
     # Closed in forked processes as ports are, above, which also keeps it open for as long as this one lives.
     os.register_at_fork(after_in_child=lock.close)
     return folder
 
 
-def _remove_leftovers(base: Path) -> None:
-    for folder in base.glob(_FOLDER + "*"):
-        with contextlib.suppress(OSError):  # it is gone meanwhile, or in use
+def _remove_leftovers(base: Path, prefix: str) -> None:
+    for folder in base.glob(prefix + "*"):
+        with contextlib.suppress(OSError):  # it is gone meanwhile, in use, or without locks
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 continue
-            lock = os.open(str(folder / _LOCK), os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                lock = os.open(str(folder / _LOCK), os.O_WRONLY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                if found.st_mtime < time.time() - _UNLOCKED_FOR:
+                    shutil.rmtree(str(folder), ignore_errors=True)
+                continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(str(folder), ignore_errors=True)
