@@ -124,6 +124,9 @@ class DeviceStatus:
     #: Since when an administrator has it drained, in Unix seconds; None where it is not, where something
     #: else keeps it closed, such as a cluster, or where it is not known.
     drained_at: float | None = None
+    #: Whether it is drained so that the kernels on it go to disk; None where the pool is of a release that
+    #: cannot do that.
+    hibernates: bool | None = None
 
     @property
     def free_milli(self) -> int:

@@ -397,7 +397,7 @@ class Lease:
     burst_since: float | None = None
     burst_before: float = 0.0
     burst_peak_mib: int = 0
-    #: Whether its kernel is to go to disk as soon as it is idle: an administrator drains its device for that.
+    #: Whether its kernel is to go to disk as soon as it is idle: one of its devices is drained for that.
     hibernates: bool = False
     #: How its kernel stands with that; None where nobody says that it can.
     hibernation: Hibernation | None = None

@@ -263,7 +263,9 @@ class Pool(LeaseOperations):
         hibernate
             Whether the kernels of its leases go to disk as soon as they are idle, as far as their servers can
             do that, and stay there for as long as it is drained: :attr:`Lease.hibernates`. So do kernels that
-            are parked and may come back to any device.
+            are parked and may come back to any device. Draining again without it changes nothing of that; one
+            with parts of several devices stays until none of them is drained so. A service of a release that
+            cannot do this drains all the same: :attr:`DeviceStatus.hibernates` is None there.
 
         Returns
         -------

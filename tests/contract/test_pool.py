@@ -377,6 +377,16 @@ async def test_a_device_can_be_drained_so_that_the_kernels_on_it_go_to_disk(pool
     assert not (await pool.get_lease(held)).hibernates
 
 
+async def test_a_device_is_drained_for_the_disk_until_it_is_undrained(pool: Pool) -> None:
+    held = await take(pool, "50%", key())
+    assert [each.hibernates for each in (await pool.status()).devices] == [False]
+    assert (await pool.drain("0", hibernate=True)).hibernates
+    assert (await pool.drain("0")).hibernates
+    assert (await pool.get_lease(held)).hibernates
+    assert not (await pool.drain("0", drained=False)).hibernates
+    assert not (await pool.get_lease(held)).hibernates
+
+
 @pytest.mark.parametrize("mib", [-1, 2**62])
 async def test_no_image_has_such_a_size(pool: Pool, mib: int) -> None:
     lease = await take(pool, "20%", key())

@@ -121,7 +121,11 @@ async def test_one_that_cannot_go_is_told_with_its_reason_and_tried_again_by_the
             await said(jupyter_env, "undrain")
         assert km.provisioner.session.state is State.PARKED
         await printed(page, "outside.close()")
-        assert (await said(jupyter_env, "drain", "--hibernate"))[0] == 0
+        status, told = await said(jupyter_env, "drain", "--hibernate")
+        ((why, mib),) = [(each["why"], each["image_mib"]) for each in told["kernels"]]
+        assert mib > 10
+        # It is on disk, and would not be there after a restart of the machine.
+        assert (status, "hibernate_with_server" in why) == (1, True)
         assert km.provisioner.session.state is State.HIBERNATED
         server.close()
 

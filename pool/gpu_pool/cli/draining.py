@@ -13,7 +13,7 @@ import click
 from gpu_pool.cli import completing, screen
 from gpu_pool.cli.formatting import Plain, safe
 from gpu_pool.cli.session import CommandSession, Duration, json_option, verb
-from gpu_pool_client import BadRequest, DeviceStatus, Lease, LeaseState, Pool, format_memory
+from gpu_pool_client import BadRequest, DeviceStatus, Lease, LeaseState, Pool, PoolUnreachable, format_memory
 
 #: Seconds between two looks at kernels that are to go to disk.
 _EVERY: Final = 1.0
@@ -21,6 +21,11 @@ _COLUMNS: Final = ("Lease", "User", "For", "Kernel", "Why")
 _NOT_ABLE: Final = "its server does not put kernels to disk (hibernate_after, hibernate_with_server)."
 _NOT_IN_POD: Final = "it runs in a pod, and those stay awake."
 _WAITS: Final = "a cell of it waits for its slice: interrupt it."
+_LOST: Final = (
+    " On disk, and gone all the same once their servers or this machine end: {}. Only kernels with "
+    "hibernate_with_server stay. To keep these, leave their servers running, or undo this (gpu-pool undrain) "
+    "until their users are done."
+)
 _ENDS_WITH_SERVER: Final = "it is gone when its server ends (hibernate_with_server)."
 
 
@@ -35,6 +40,12 @@ class _Kernel:
     why: str = ""
     #: Whether it may still go to disk.
     may_go: bool = False
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is on disk, and stays there when its server ends."""
+        said = self.lease.hibernation
+        return self.image_mib is not None and said is not None and said.outlives_server
 
 
 def _kernel(lease: Lease) -> _Kernel:
@@ -78,7 +89,8 @@ def drain(session: CommandSession, device: str | None, hibernate: bool, timeout:
 
     With --hibernate, kernels go to disk as soon as they are idle, where their
     servers can do that, and stay there until it is undrained. At the end stands
-    which do, and why others do not; the exit status is 1 if any stays awake.
+    which do, and why others do not; the exit status is 1 if any stays awake, or
+    is on disk only for as long as its server runs.
     """
     if hibernate:
         return _hibernate(session, device, 600.0 if timeout is None else timeout)
@@ -148,14 +160,22 @@ def _hibernate(session: CommandSession, device: str | None, timeout: float) -> i
         if kernels:
             screen.show(screen.table(_COLUMNS, [_row(each) for each in kernels]))
         click.echo(_in_words(kernels))
-    return 0 if all(each.image_mib is not None for each in kernels) else 1
+    return 0 if all(each.is_kept for each in kernels) else 1
 
 
 async def _all_on_disk(
     pool: Pool, device: str | None, timeout: float
 ) -> tuple[list[DeviceStatus], list[_Kernel]]:
-    """Drain one GPU, or all, and return them, and what has become of their kernels within so many seconds."""
+    """Drain one GPU, or all, and return them, and what has become of their kernels within so many seconds.
+
+    Raises ``PoolUnreachable``, and drains nothing, where the service would put no kernel to disk.
+    """
     there = (await pool.status()).devices
+    if any(each.hibernates is None for each in there):
+        raise PoolUnreachable(
+            "The gpu-pool service is of an older release, which puts no kernel to disk: nothing was drained.",
+            "Upgrade jupyter-gpu-pool where the service runs, and start it anew.",
+        )
     wanted = [each.device.uuid for each in there] if device is None else [device]
     drained = [await pool.drain(each, hibernate=True) for each in wanted]
     give_up_at, told = time.monotonic() + timeout, ""
@@ -205,10 +225,11 @@ def _in_words(kernels: Sequence[_Kernel]) -> str:
     """Say how many kernels are on disk, and what becomes of them."""
     if not kernels:
         return "No kernel is on them."
-    asleep = sum(each.image_mib is not None for each in kernels)
-    if asleep == len(kernels):
+    if all(each.is_kept for each in kernels):
         return "All are on disk. Once this is undone, their next cell wakes them: gpu-pool undrain"
-    return (
-        f"{_kernels(asleep)} on disk, and {_kernels(len(kernels) - asleep)} awake. What is awake ends with "
-        "its server, and with this machine."
-    )
+    asleep = [each for each in kernels if each.image_mib is not None]
+    awake = len(kernels) - len(asleep)
+    lost = [safe(each.lease.id) for each in asleep if not each.is_kept]
+    said = f"{_kernels(len(asleep))} on disk, and {_kernels(awake)} awake." if awake else "All are on disk."
+    ends = " What is awake ends with its server, and with this machine." if awake else ""
+    return f"{said}{ends}{_LOST.format(', '.join(lost)) if lost else ''}"

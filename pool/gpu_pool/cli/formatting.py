@@ -251,6 +251,7 @@ def plain_device_status(status: DeviceStatus, leases: tuple[Lease, ...]) -> Plai
         **plain_device(status.device),
         "drained": status.drained,
         "drained_at": status.drained_at,
+        "hibernates": status.hibernates,
         "milli": status.milli,
         "held_milli": status.held_milli,
         "free_milli": status.free_milli,

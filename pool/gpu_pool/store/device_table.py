@@ -189,12 +189,15 @@ class DeviceTable:
         contexts: int,
         leases: int,
         drained_at: float | None,
+        hibernates: int,
     ) -> DeviceStatus:
         device = self._known[number][2]
         # Nobody shares a MIG instance, so its compute is never granted twice.
         total = self._milli if device.mig_profile is None else device.milli
         closed = bool(drained or device.fault)
-        return DeviceStatus(device, milli, memory, contexts, leases, total, closed, drained_at)
+        return DeviceStatus(
+            device, milli, memory, contexts, leases, total, closed, drained_at, hibernates=bool(hibernates)
+        )
 
     def open(self) -> list[DeviceStatus]:
         """Return the devices on which something new may be granted, in order of placement."""
@@ -204,12 +207,18 @@ class DeviceTable:
         """Return the devices of the pool on which nothing more is granted, in order of placement."""
         return [status for status in self.statuses() if status.drained]
 
-    def close(self, uuid: str, drained: bool, now: float, *, hibernate: bool = False) -> None:
-        """Grant nothing more on that device, or grant again; ``now`` is Unix seconds."""
-        number = self._numbers[uuid]
-        self._db.run("set_drained", {"id": number, "drained": drained, "now": now})
-        values = {"id": number, "uuid": uuid, "hibernates": drained and hibernate}
-        self._db.run("set_hibernates", values)
+    def close(
+        self, uuid: str, drained: bool, now: float, *, hibernate: bool = False, anywhere: bool = True
+    ) -> None:
+        """Grant nothing more on that device, or grant again; ``now`` is Unix seconds.
+
+        ``hibernate``: so that the kernels on it go to disk. One that is drained so stays so until it is
+        undrained. ``anywhere``: kernels that are parked and may come back to any device are meant, too.
+        """
+        known = {"id": self._numbers[uuid], "hibernate": drained and hibernate}
+        self._db.run("set_drained", {**known, "drained": drained, "now": now})
+        if hibernate or not drained:
+            self._db.run("set_hibernates", {**known, "uuid": uuid, "anywhere": anywhere})
 
     def forget_gone(self) -> int:
         """Forget some of the devices that are the pool's no more, of very many; return how many.

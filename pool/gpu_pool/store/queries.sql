@@ -2,7 +2,7 @@
 
 -- name: devices
 SELECT id, revision, drained OR closed, held_milli + other_milli, held_memory_mib + other_memory_mib,
-       held_contexts + other_contexts, leases, drained_at
+       held_contexts + other_contexts, leases, drained_at, hibernates
 FROM device WHERE present OR leases > 0 ORDER BY position;
 
 -- name: device_facts
@@ -32,18 +32,25 @@ DELETE FROM device WHERE id IN (
 UPDATE device SET facts = :facts, revision = revision + 1 WHERE id = :id;
 
 -- name: set_drained
--- One that is drained again has been drained since the first time.
-UPDATE device SET drained = :drained,
+-- One that is drained again has been drained since the first time, and for the disk if it was before.
+UPDATE device SET drained = :drained, hibernates = :drained AND (hibernates OR :hibernate),
     drained_at = iif(:drained, iif(drained, drained_at, :now), NULL)
 WHERE id = :id;
 
 -- name: set_hibernates
--- Those that hold a part of it, or come back to it, or to any.
-UPDATE lease SET hibernates = :hibernates,
+-- Those that hold a part of it, or come back to it, or to any; where it is over for this one, another of theirs
+-- may be drained so still.
+UPDATE lease SET hibernates = :hibernate OR (hibernates AND EXISTS (
+        SELECT 1 FROM device WHERE device.hibernates AND (
+            EXISTS (SELECT 1 FROM json_each(slices) AS part WHERE json_extract(part.value, '$[0]') = device.id)
+            OR instr(home, device.uuid) > 0
+            OR (:anywhere AND state = 'parked' AND home = '' AND device.present)
+        )
+    )),
     -- Why its kernel stayed awake before is tried anew.
     hibernation = iif(hibernation = '', '', json_set(hibernation, '$.why_awake', '', '$.is_for_now', json('true')))
 WHERE EXISTS (SELECT 1 FROM json_each(slices) AS part WHERE json_extract(part.value, '$[0]') = :id)
-   OR instr(home, :uuid) > 0 OR (state = 'parked' AND home = '');
+   OR instr(home, :uuid) > 0 OR (:anywhere AND state = 'parked' AND home = '');
 
 -- name: others
 SELECT id, uuid, other_milli, other_memory_mib, other_contexts, closed FROM device WHERE present;

@@ -17,7 +17,10 @@ def close_device(store: StoreContext, device: str, drained: bool, *, hibernate: 
     with store.db.transaction(store.give_up_at):
         statuses = store.devices.statuses(with_gone=True)
         chosen = admission.find_device(device, [status.device for status in statuses])
-        store.devices.close(chosen.uuid, drained, store.clock.wall(), hibernate=hibernate)
+        # Kernels in pods never go to disk; of those without a home, none can be on it.
+        anywhere = not store.sharing.in_pods
+        now = store.clock.wall()
+        store.devices.close(chosen.uuid, drained, now, hibernate=hibernate, anywhere=anywhere)
         said = {"device": chosen.uuid} | ({"hibernate": True} if drained and hibernate else {})
         store.db.audit_buffer.noted("drained" if drained else "undrained", said)
         store.queue.serve()

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.store import leases
 from gpu_pool_client import Failure, Hibernation, connect
+from gpu_pool_client._remote.exchange import ask
+from support.service import ForkServer, Service, serving
 from support.terminal import Terminal
+
+
+@pytest.fixture
+async def service(children: ForkServer, tmp_path: Path) -> AsyncIterator[Service]:
+    async with serving(children, tmp_path / "service") as service:
+        yield service
 
 
 def test_a_gpu_is_drained_and_given_back(terminal: Terminal) -> None:
@@ -52,6 +63,71 @@ def test_the_wait_for_kernels_that_work_has_an_end(terminal: Terminal) -> None:
     done = terminal.run("drain", "--hibernate", "--timeout", "0")
     assert done.returncode == 1
     assert "it goes to disk now, or as soon as it is idle." in done.stdout
+
+
+def test_who_would_lose_what_is_on_disk_is_told_before_it_is_lost(terminal: Terminal) -> None:
+    async def sleep() -> None:
+        async with connect(terminal.environment["GPU_POOL_URL"]) as pool:
+            for lease_id, outlives in ((kept, True), (lost, False)):
+                await pool.drain("0", hibernate=True)
+                await pool.park(lease_id)
+                await pool.report_hibernation(lease_id, Hibernation(118, outlives_server=outlives))
+
+    kept, lost = terminal.hold("20%"), terminal.hold("20%")
+    asyncio.run(sleep())
+    done = terminal.run("drain", "--hibernate")
+    assert done.returncode == 1
+    said = done.stdout.splitlines()[-1]
+    assert said.startswith(
+        "All are on disk. On disk, and gone all the same once their servers or this machine end: "
+    )
+    assert f"end: {lost}. Only kernels with hibernate_with_server stay." in said
+    assert "their next cell wakes them" not in said
+    terminal.free(lost)
+    done = terminal.run("drain", "--hibernate")
+    assert done.returncode == 0
+    said = done.stdout.splitlines()[-1]
+    assert said == "All are on disk. Once this is undone, their next cell wakes them: gpu-pool undrain"
+
+
+#: Lets a service answer as one of a release whose drains put nothing to disk.
+_OLDER = """
+import gpu_pool.service.handler as _handler
+_answer = _handler.Handler.answer
+async def _as_before(self, body):
+    for said in (b"true", b"false"):
+        body = body.replace(b',"hibernates":' + said, b"")
+    await _answer(self, body)
+_handler.Handler.answer = _as_before
+"""
+
+
+async def test_a_service_that_would_put_nothing_to_disk_drains_nothing(
+    terminal: Terminal, children: ForkServer, tmp_path: Path
+) -> None:
+    older = Service(children, tmp_path / "older", prelude=_OLDER)
+    older.configure("")
+    await older.start()
+    try:
+        where = {"GPU_POOL_URL": older.url}
+        for words in (("drain", "--hibernate"), ("drain", "0", "--hibernate")):
+            done = await asyncio.to_thread(terminal.run, *words, env=where)
+            assert (done.returncode, done.stdout) == (7, "")
+            assert "is of an older release, which puts no kernel to disk: nothing was drained." in done.stderr
+        async with connect(older.url) as pool:
+            assert not any(each.drained for each in (await pool.status()).devices)
+        done = await asyncio.to_thread(terminal.run, "drain", "0", env=where)
+        assert done.returncode == 0
+        assert "gets no new leases, and none is on it." in done.stdout
+    finally:
+        await older.end(signal.SIGKILL)
+
+
+async def test_a_client_that_knows_of_no_disk_drains_by_a_service_that_does(service: Service) -> None:
+    body = json.dumps({"drained": True}).encode()
+    answer = await ask(service.socket, "POST", "/api/v1/devices/0/drain", body, 60)
+    told = json.loads(answer.body)
+    assert (answer.status, told["drained"], told["hibernates"]) == (200, True, False)
 
 
 @pytest.mark.parametrize(

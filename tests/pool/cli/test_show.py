@@ -7,9 +7,9 @@ import signal
 
 DEVICE = {
     "uuid", "index", "model", "memory_mib", "contexts", "driver", "mig_profile", "numa_node", "nvlink",
-    "one_size", "simulated", "drained", "drained_at", "milli", "held_milli", "free_milli", "held_memory_mib",
-    "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node", "unbounded", "context_mib",
-    "fault", "exclusive", "unified", "cuda_index",
+    "one_size", "simulated", "drained", "drained_at", "hibernates", "milli", "held_milli", "free_milli",
+    "held_memory_mib", "free_memory_mib", "held_contexts", "free_contexts", "held_by", "node", "unbounded",
+    "context_mib", "fault", "exclusive", "unified", "cuda_index",
 }  # fmt: skip
 LEASE = {
     "id", "request", "state", "position", "place", "user", "course", "kernel", "batch", "requested_at",
