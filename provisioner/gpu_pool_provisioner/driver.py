@@ -210,8 +210,12 @@ class SessionDriver:
             self._do.run.signal(number)
 
     async def tell(self, event: events.Event) -> None:
-        """Let something have happened, as :meth:`post`, for a thread that waits until that is done."""
+        """Let something have happened, as :meth:`post`, for a thread that waits until that is done.
+
+        Done is also that what a kernel which has ended had on disk is removed.
+        """
         self.post(event)
+        await self._do.removed()
 
     async def being_restarted(self, seconds: float, answers_within: float) -> None:
         """Keep the slice over a restart for so many seconds; the pool may take its time.

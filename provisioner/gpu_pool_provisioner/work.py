@@ -129,6 +129,8 @@ class KernelWork:
         #: Hears of the end of the kernel that runs.
         self._following: asyncio.Task[None] | None = None
         self.backend: BackendConnection | None = None
+        #: Removes what kernels that have ended had on disk.
+        self._removing: set[asyncio.Task[None]] = set()
         #: Why the kernel did not go to disk when that was tried last, in sentences; may be empty.
         self.why_awake = ""
 
@@ -195,7 +197,9 @@ class KernelWork:
             self.run = None
         if self._driver.kept is not None:
             self._driver.kept.end()
-            self._driver.kept.remove_image()
+            removing = asyncio.create_task(self._driver.kept.remove_image())
+            self._removing.add(removing)
+            removing.add_done_callback(self._removing.discard)
             self._driver.kept = None
         if self.backend is not None:  # the next one listens where nobody has seen it yet
             self.backend.close()
@@ -209,6 +213,11 @@ class KernelWork:
             self._driver.kept.leave_image()
         self.let_go()
         self._let_go_of_pod()
+
+    async def removed(self) -> None:
+        """Return once nothing is on disk any more of kernels that were let go of."""
+        if self._removing:
+            await asyncio.wait(set(self._removing))
 
     async def end_pod_before_next(self) -> None:
         """End the pod of a kernel that has ended, if it lives and the pool answers: another one is needed."""
@@ -298,6 +307,7 @@ class KernelWork:
                     again,
                     outlives_server=self._driver.outlives_server,
                 )
+            await self.removed()  # what the one before has on disk counts until then
             return ProcessRun(held, await self.plan.here(lease, self.backend), self.backend, *sides)
         except OSError as error:
             await held.give_back()
@@ -415,7 +425,7 @@ class KernelWork:
             is_gone = isinstance(error, ImageGoneError)
             return events.NotWoken(texts.IMAGE_GONE if is_gone else texts.not_woken(str(error)))
         assert isinstance(self.run, ProcessRun)
-        await asyncio.to_thread(kept.remove_image)
+        await kept.remove_image()
         self._goes_on(self.run)
         self.change(kept.changed)
         return events.Ready(on_our_clock(lease))
@@ -438,7 +448,7 @@ class KernelWork:
             return events.NotWoken(texts.not_woken(str(error)))
         before.close()
         self.run = run
-        await asyncio.to_thread(kept.remove_image)
+        await kept.remove_image()
         self._goes_on(run)
         return events.Woken()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +22,10 @@ from gpu_pool_provisioner.hibernation import program
 #: Where the administrator installs the program.
 INSTALLED: Final = "/usr/local/libexec/gpu-pool-hibernation"
 _SUDOERS: Final = "/etc/sudoers.d/gpu-pool-hibernation"
-#: Seconds in which it has answered what takes no longer with a larger kernel.
-_ANSWERS_WITHIN: Final = 120.0
+#: Seconds for which it is not asked again whether kernels can sleep, once it has said that they can.
+_CAN_FOR: Final = 60.0
+#: Until when that holds, for whom and by which program.
+_can_until: Final[dict[tuple[int, str, str, str], float]] = {}
 
 
 class ProgramRefused(Exception):
@@ -58,12 +63,17 @@ class Program:
         where they sleep, and the MiB that all of them may take there; 0 for as much as the disk has.
     installed
         The path of the program, for other users.
+    answers_within, finishes_within
+        Seconds after which it is given up: of what takes no longer with a larger kernel, and of a way to disk
+        or back. CRIU alone may take 10 minutes.
     """
 
     criu: str = ""
     folder: str = ""
     mib: int = 0
     installed: str = INSTALLED
+    answers_within: float = 120.0
+    finishes_within: float = 1200.0
 
     def command(self, *words: str) -> list[str]:
         """Return the command that does what ``words`` say."""
@@ -79,27 +89,31 @@ class Program:
         return json.dumps(more).encode() + b"\n"
 
     def call(self, *words: str, **more: Any) -> dict[str, Any]:
-        """Have something done, and return what is answered. Blocks. Raises ``ProgramRefused``."""
+        """Have something done, and return what is answered. Blocks. Raises ``ProgramRefused``.
+
+        What has not answered in time is left to itself: nobody but root can end sudo.
+        """
+        pipe = subprocess.PIPE
         try:
-            done = subprocess.run(
-                self.command(*words),
-                input=self.request(**more),
-                capture_output=True,
-                timeout=_ANSWERS_WITHIN,
-                check=False,
-                env=environment(),
-                cwd="/",
+            process = subprocess.Popen(
+                self.command(*words), stdin=pipe, stdout=pipe, stderr=pipe, env=environment(), cwd="/"
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except OSError as error:
             raise ProgramRefused(f"{words[0]} was not done ({error}).") from error
-        return answered(done.stdout, done.stderr)
+        try:
+            done = process.communicate(self.request(**more), timeout=self.answers_within)
+        except subprocess.TimeoutExpired:
+            _leave(process)
+            raise too_late(words[0], self.answers_within) from None
+        return answered(*done)
 
     def start(self, *words: str, **more: Any) -> Stays:
         """Launch a kernel, or let one go on. Blocks. Raises ``ProgramRefused`` and ``OSError``."""
+        within = self.answers_within if words[0] == "launch" else self.finishes_within
         held, ours = os.pipe()
         stays = Stays(ours)
         said, says = os.pipe()
-        with open(said, "rb") as file:
+        with open(said, "rb", buffering=0) as answer:
             try:
                 process = subprocess.Popen(
                     self.command(*words),
@@ -112,20 +126,66 @@ class Program:
             finally:
                 os.close(held)
                 os.close(says)
-            # It ends with the kernel; nobody else would wait for that.
-            threading.Thread(target=process.wait, name="kept kernel", daemon=True).start()
+            _reap(process)  # it ends with the kernel
             try:
-                _write(ours, self.request(**more))
-                stays.answer = answered(file.readline())
+                stays.answer = answered(_asked(ours, answer.fileno(), self.request(**more), within))
+            except TimeoutError:
+                stays.let_go()
+                raise too_late(words[0], within) from None
             except BaseException:
                 stays.let_go()
                 raise
         return stays
 
 
-def _write(descriptor: int, given: bytes) -> None:
-    while given:
-        given = given[os.write(descriptor, given) :]
+def too_late(verb: str, within: float) -> ProgramRefused:
+    """Return why something is given up that has taken longer than so many seconds."""
+    return ProgramRefused(f"{verb} was not done within {within:g} seconds.")
+
+
+def _leave(process: subprocess.Popen[bytes]) -> None:
+    """Let a program end by itself, for which nobody waits any longer."""
+    with suppress(PermissionError):  # sudo is root's
+        process.kill()
+    for each in (process.stdin, process.stdout, process.stderr):
+        if each is not None:
+            with suppress(OSError):
+                each.close()
+    _reap(process)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process for which nobody else does."""
+    threading.Thread(target=process.wait, name="kept kernel", daemon=True).start()
+
+
+def _asked(asks: int, answers: int, request: bytes, within: float) -> bytes:
+    """Write a request, and return the line that is answered, or what of it came before the end.
+
+    Raises ``TimeoutError`` after so many seconds.
+    """
+    give_up_at, line = time.monotonic() + within, b""
+    os.set_blocking(asks, False)
+    with suppress(BrokenPipeError):  # what is answered says why
+        while request:
+            _wait_for(asks, select.POLLOUT, give_up_at)
+            with suppress(BlockingIOError):
+                request = request[os.write(asks, request) :]
+    while not line.endswith(b"\n"):
+        _wait_for(answers, select.POLLIN, give_up_at)
+        read = os.read(answers, 65_536)
+        if not read:
+            break
+        line += read
+    return line
+
+
+def _wait_for(descriptor: int, event: int, give_up_at: float) -> None:
+    """Return once something can be read or written. Raises ``TimeoutError``; the clock is the monotonic."""
+    waits = select.poll()
+    waits.register(descriptor, event)
+    if not waits.poll(max(0.0, give_up_at - time.monotonic()) * 1000):
+        raise TimeoutError
 
 
 def environment() -> dict[str, str]:
@@ -150,8 +210,19 @@ def answered(line: bytes, said: bytes = b"") -> dict[str, Any]:
 def why_not(criu: str = "criu", installed: str = INSTALLED, folder: str = "") -> str:
     """Return why no kernel of this process can sleep on disk, in a sentence; empty where one can. Blocks.
 
-    ``criu`` and ``folder`` are root's, ``installed`` is for other users, as in :class:`Program`.
+    ``criu`` and ``folder`` are root's, ``installed`` is for other users, as in :class:`Program`. That one can
+    is known for a minute: each question is a line in the system's log.
     """
+    asks = os.geteuid(), criu, installed, folder
+    if _can_until.get(asks, 0.0) > time.monotonic():
+        return ""
+    why = _why_not(criu, installed, folder)
+    if not why:
+        _can_until[asks] = time.monotonic() + _CAN_FOR
+    return why
+
+
+def _why_not(criu: str, installed: str, folder: str) -> str:
     if not sys.platform.startswith("linux"):
         return "only Linux can."
     if os.geteuid() != 0 and (why := _why_not_called(installed)):

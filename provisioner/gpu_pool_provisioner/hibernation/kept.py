@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from gpu_pool_provisioner.hibernation.calling import (
     Stays,
     answered,
     environment,
+    too_late,
     why_not,
 )
 from gpu_pool_provisioner.launchers.base import CannotWakeError, ImageGoneError, StaysAwakeError
@@ -35,8 +37,24 @@ __all__ = ["INSTALLED", "KeptKernel", "Program", "why_not"]
 #: Seconds in which a kernel has heard that its connections are closed. Where it has not, CRIU refuses.
 _CLOSED_WITHIN: Final = 1.0
 _LOOK_EVERY: Final = 0.01
+#: Bytes of the longest answer that is read: it may repeat what was noted.
+_LONGEST_ANSWER: Final = 1 << 20
 #: The state of a connected socket in /proc/net/unix.
 _CONNECTED: Final = b"03"
+
+
+class _First:
+    """The first process of a kernel's pid namespace, which ``/proc`` may hide from its user (``hidepid``)."""
+
+    def __init__(self, pid: int) -> None:
+        """Take it while it runs. Raises ``OSError``."""
+        self._descriptor = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def kill(self) -> None:
+        """End it, and with it all of the namespace; unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
 
 class KeptKernel:
@@ -47,8 +65,11 @@ class KeptKernel:
         self._program = program
         #: What tells the user's other servers that this one has it; None before it is launched.
         self._held: left.Hold | None = None
-        #: What the program says of its image; None where there is none.
+        #: What the program says of its image; None where there is none, or none that we know of.
         self._image: dict[str, Any] | None = None
+        #: Whether there may be one, also of a dump that was given up; and the process of the last dump.
+        self._may_have_image = False
+        self._dump: asyncio.subprocess.Process | None = None
         #: Its image, where that outlives this process, and whether it is left to the next one.
         self._left: left.LeftImage | None = None
         self._is_left = False
@@ -59,8 +80,7 @@ class KeptKernel:
         #: What changes in its environment where it goes on from another server's image.
         self.changed: dict[str, tuple[str | None, str | None]] = {}
         self._process: ContinuedProcess | None = None
-        #: The first of its pid namespace: with it all of them end.
-        self._first: ContinuedProcess | None = None
+        self._first: _First | None = None
         #: Keeps the ports at which it listened from others while it sleeps.
         self._ports: Sequence[socket.socket] = ()
         self._is_over = False
@@ -78,7 +98,7 @@ class KeptKernel:
             return None
         kept = cls(program)
         kept._left, kept._held, kept.record = image, image.held, image.record
-        kept._image = image.image
+        kept._image, kept._may_have_image = image.image, True
         return kept
 
     # -- As jupyter_client knows a process -------------------------------------
@@ -110,7 +130,7 @@ class KeptKernel:
     def kill(self) -> None:
         """End it at once, with all that it has started."""
         if self._first is not None:
-            self._first.send_signal(signal.SIGKILL)
+            self._first.kill()
 
     # -- Its launch, its way to disk and back ----------------------------------
 
@@ -131,15 +151,17 @@ class KeptKernel:
     def _begun(self, *words: str, **request: Any) -> int:
         """Let the program begin a kernel, and return its pid. Raises ``ProgramRefused`` and ``OSError``."""
         stays = self._program.start(*words, **request)
-        process, first = Process.of(stays.answer["pid"]), Process.of(stays.answer["first"])
-        if process is None or first is None or self._is_over:
-            stays.let_go()
-            raise ProgramRefused("it was ended." if self._is_over else "it ended at once.")
-        if "id" in stays.answer:
-            self._held = left.hold(stays.answer["id"])
-        self._stays = stays
-        self._process, self._first = ContinuedProcess(process), ContinuedProcess(first)
-        return process.pid
+        with contextlib.suppress(ProcessLookupError):
+            first = _First(stays.answer["first"])
+            # Looked at after that: while it lives the first does, which is no other process then.
+            process = Process.of(stays.answer["pid"])
+            if process is not None and not self._is_over:
+                if "id" in stays.answer:
+                    self._held = left.hold(stays.answer["id"])
+                self._stays, self._process, self._first = stays, ContinuedProcess(process), first
+                return process.pid
+        stays.let_go()
+        raise ProgramRefused("it was ended." if self._is_over else "it ended at once.")
 
     async def closed(self, prefix: str) -> None:
         """Return once nobody is connected to the kernel's sockets, whose paths begin so, or after a while."""
@@ -170,8 +192,7 @@ class KeptKernel:
             raise StaysAwakeError(f"it could not be written ({error!r}).") from error
         self._image, self._goes_on = told["image"], False
         if record is not None:
-            self._left = left.LeftImage(self._program, self._held, told)
-            await asyncio.to_thread(left.remove_others, self._program, self._held.kernel, record.owner)
+            self._left = left.LeftImage(self._program, self._held, {**told, "note": note})
         await asyncio.to_thread(self.wait)
         self._let_go()
         with contextlib.suppress(CannotWakeError):  # somebody was faster, and may have ended when it wakes
@@ -181,18 +202,23 @@ class KeptKernel:
     async def _dumped(self, note: dict[str, Any]) -> dict[str, Any]:
         """Let the program write it; return what it says. Given up, it goes on. Raises ``ProgramRefused``."""
         assert self._held is not None
-        process = await asyncio.create_subprocess_exec(
+        self._may_have_image = True
+        process = self._dump = await asyncio.create_subprocess_exec(
             *self._program.command("dump", self._held.kernel),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(),
             cwd="/",
+            limit=_LONGEST_ANSWER,
         )
         assert process.stdin is not None
         assert process.stdout is not None
+        within = self._program.finishes_within
         try:
             process.stdin.write(self._program.request(note=note, server=os.getpid()))
-            answer = answered(await process.stdout.readline())
+            answer = answered(await asyncio.wait_for(process.stdout.readline(), within))
+        except asyncio.TimeoutError:
+            raise too_late("dump", within) from None
         finally:
             process.stdin.close()  # which ends what it has not done by now
         await process.wait()
@@ -276,13 +302,20 @@ class KeptKernel:
         if self._left is not None:
             await asyncio.to_thread(self._left.note_use)
 
-    def remove_image(self) -> None:
-        """Remove what is on disk of it, unless it is left. Blocks. May be repeated."""
+    async def remove_image(self) -> None:
+        """Remove what is on disk of it, unless it is left. May be repeated.
+
+        A dump that was given up may have become an image meanwhile.
+        """
         if self._is_left or self._held is None:
             return
-        if self._image is not None:
-            left.remove_image(self._program, self._held.kernel)
         self._image = self._left = None
+        if self._may_have_image:
+            if self._dump is not None:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._dump.wait(), self._program.answers_within)
+            await asyncio.to_thread(left.remove_image, self._program, self._held.kernel)
+            self._may_have_image = False
         if self._is_over:
             self._held.remove()
 

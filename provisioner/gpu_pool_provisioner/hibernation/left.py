@@ -178,17 +178,23 @@ def remove_others(program: Program, kernel: str, owner: Owner) -> None:
 
 
 def claim(program: Program, owner: Owner) -> LeftImage | None:
-    """Return the owner's image, held by this server; None where there is none, or another has it. Blocks."""
+    """Return the owner's image, held by this server; None where there is none, or another has it. Blocks.
+
+    Of several it is the newest that no server has, and older ones are removed.
+    """
     found = [(kernel, said, _record(said)) for kernel, said in _found(program)]
     theirs = [each for each in found if each[2] is not None and each[2].owner == owner]
+    image = None
     for kernel, said, _ in sorted(theirs, key=lambda each: -float(each[1]["image"]["since"])):
+        if image is not None:
+            _remove_unheld(program, kernel)
+            continue
         with suppress(OSError):
             held = hold(kernel)
             if held is not None:
                 image = LeftImage(program, held, said)
                 image.note_use()
-                return image
-    return None
+    return image
 
 
 @functools.cache

@@ -1,0 +1,129 @@
+"""How servers of ordinary users call the privileged program: what is slow, given up, or never answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_pool_client import Holder, Lease, LeaseState, parse_request
+from gpu_pool_provisioner.hibernation import program
+from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused, why_not
+from gpu_pool_provisioner.hibernation.kept import KeptKernel
+from gpu_pool_provisioner.launchers.base import StaysAwakeError
+from support.jupyter_env import eventually
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the program must be root's own file.")
+
+#: In place of sudo: it keeps a kernel alive, and is told by files how to go on.
+SUDO = """#!/bin/sh
+there={folder}
+echo "$3" >> $there/called
+[ $3 = restore ] || read -r line
+case $3 in
+check) echo '{{"ok": true, "why": "", "version": {version}}}' ;;
+launch) echo '{{"ok": true, "id": "'$(printf %032d 7)'", "pid": '$$', "first": '$$'}}'; cat > /dev/null ;;
+dump) touch $there/begun; cat > /dev/null; touch $there/image; until [ -e $there/may ]; do sleep 0.01; done ;;
+list) echo '{{"ok": true, "kernels": []}}' ;;
+remove) rm -f $there/image; echo '{{"ok": true}}' ;;
+*) until [ -e $there/may ]; do sleep 0.01; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the folder by which a program is told how to go on that stands in for sudo."""
+    sudo = tmp_path / "sudo"
+    sudo.write_text(SUDO.format(folder=tmp_path, version=program.VERSION))
+    sudo.chmod(0o755)
+    (tmp_path / "program").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    yield tmp_path
+    (tmp_path / "may").touch()
+
+
+def calls(there: Path) -> list[str]:
+    return (there / "called").read_text().split()
+
+
+def test_that_kernels_can_sleep_is_asked_once_and_that_they_cannot_each_time(there: Path) -> None:
+    installed = str(there / "program")
+    assert [why_not(installed=installed) for _ in range(3)] == ["", "", ""]
+    assert calls(there) == ["check"]
+    missing = str(there / "missing")
+    assert f"there is no {missing}" in why_not(installed=missing)
+    (there / "missing").touch()
+    assert why_not(installed=missing) == ""
+
+
+def test_what_does_not_answer_is_left_where_sudo_cannot_be_killed(
+    there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: subprocess.Popen[bytes]) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(subprocess.Popen, "kill", refuse)
+    calling = Program(installed=str(there / "program"), answers_within=0.2)
+    with pytest.raises(ProgramRefused, match="note was not done within 0.2 seconds"):
+        calling.call("note")
+
+
+@pytest.mark.parametrize("bytes_of_request", [1, 300_000])
+def test_a_kernel_whose_launch_is_not_answered_is_given_up(there: Path, bytes_of_request: int) -> None:
+    calling = Program(installed=str(there / "program"), answers_within=0.2, finishes_within=0.2)
+    with pytest.raises(ProgramRefused, match="restore was not done within 0.2 seconds"):
+        calling.start("restore", given="x" * bytes_of_request)
+
+
+async def launched(there: Path, finishes_within: float = 60.0) -> KeptKernel:
+    kept = KeptKernel(Program(installed=str(there / "program"), finishes_within=finishes_within))
+    await kept.launch(["kernel"], {}, None)
+    return kept
+
+
+def lease() -> Lease:
+    return Lease("1-a", "", parse_request("2%"), Holder("ada"), LeaseState.HELD, 0.0)
+
+
+async def test_a_dump_that_never_ends_is_given_up(there: Path) -> None:
+    kept = await launched(there, finishes_within=0.2)
+    with pytest.raises(StaysAwakeError, match="dump was not done within 0.2 seconds"):
+        await kept.sleep(lease())
+    assert kept.poll() is None
+    kept.end()
+    (there / "may").touch()
+    await kept.remove_image()
+
+
+async def test_a_kernel_that_is_shut_down_while_its_image_is_finished_leaves_none(there: Path) -> None:
+    kept = await launched(there)
+    sleeping = asyncio.create_task(kept.sleep(lease()))
+
+    async def is_written() -> bool:
+        return (there / "begun").exists()
+
+    await eventually(is_written)
+    sleeping.cancel()
+    kept.end()
+    with pytest.raises(asyncio.CancelledError):
+        await sleeping
+    (there / "may").touch()
+    await kept.remove_image()
+    assert not (there / "image").exists()
+    assert calls(there)[-1] == "remove"
+    await kept.remove_image()
+    assert calls(there).count("remove") == 1
+
+
+async def test_of_a_kernel_that_never_went_to_disk_nothing_is_asked_to_be_removed(there: Path) -> None:
+    kept = await launched(there)
+    kept.end()
+    await kept.remove_image()
+    assert "remove" not in calls(there)
