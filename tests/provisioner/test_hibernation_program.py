@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import grp
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.hibernating import CRIU, PYTHON, Installation, User, installed, users, why_no_users
+from support.hibernating import CRIU, PYTHON, Installation, Kernel, User, installed, users, why_no_users
 
 _WHY = why_no_users()
 pytestmark = [pytest.mark.hibernation, pytest.mark.skipif(bool(_WHY), reason=f"no user can: {_WHY}")]
@@ -442,13 +443,13 @@ def test_a_criu_that_others_can_write_is_refused(ada: User, installation: Instal
 
 
 def test_of_two_restores_one_goes_on(ada: User) -> None:
-    kernel = asleep(ada, OPENS.format(more=""))  # whose file stays as it is
+    kernel = asleep(ada, OPENS.format(more=""))  # none of whose files changes meanwhile
     first = ada.restore(kernel)
     assert first.answer["ok"], first.answer
     assert ada.restore(kernel).answer["error"] == "it goes on already."
     first.close()
-    again = ada.restore(kernel).answer
-    assert again["ok"], again
+    again = ada.restore(kernel)
+    assert again.answer["ok"], again.answer
 
 
 def test_two_restores_at_once_let_one_go_on(ada: User) -> None:
@@ -492,10 +493,11 @@ def test_what_images_may_take_keeps_the_next_one_awake(
 def test_what_nobody_has_asked_for_in_days_is_removed_unless_a_server_has_it(
     ada: User, installation: Installation
 ) -> None:
-    old, had = asleep(ada), asleep(ada)
-    assert ada.call("note", had, note={}, server=os.getpid())["ok"]
+    old, had, server = asleep(ada), asleep(ada), ada.launch(["sleep", "600"])
+    assert ada.call("note", had, note={}, server=server.pid)["ok"]
     for each in (old, had):
         os.utime(installation.asleep / each, (1000, 1000))
+    assert "a process of yours" in ada.call("note", old, note={}, server=os.getpid())["error"]
     ada.launch(["sleep", "60"])
     found = {each["id"] for each in ada.call("list")["kernels"]}
     assert (old in found, had in found) == (False, True)
@@ -567,19 +569,62 @@ def test_a_dump_that_is_killed_leaves_the_kernel_or_its_image_and_the_next_one_e
     dump = ada.start("dump", kernel.id)
     until((ada.home / "begun").exists)
     caller = child_of(dump.pid)
+    image = installation.asleep / kernel.id / "image"
     if when == "after":
         (ada.home / "may").touch()
-        until((installation.asleep / kernel.id / "image").exists)
+        until(image.exists)
     os.kill(caller, signal.SIGKILL)
-    (ada.home / "may").touch()
     dump.communicate()
-    assert bool(ada.call("list")["kernels"])
-    told = ada.call("dump", kernel.id) if goes_on(ada, kernel.id) else {"ok": True}
-    assert told["ok"], told
-    kernel.process.wait(60)
+    (ada.home / "may").touch()
+    assert image.exists() == (when == "after")
+    told = ada.call("dump", kernel.id)
+    assert told["ok"] or (when == "after" and told["error"] == "it has ended"), told
+    assert ada.call("list")["kernels"][0]["image"]
+    assert kernel.process.wait(60) == 0
     again = ada.restore(kernel.id)
     assert again.answer["ok"], again.answer
     assert said(ada)
+
+
+def stopped(ada: User, installation: Installation) -> tuple[Kernel, subprocess.Popen[bytes], Path]:
+    """Return a kernel that CRIU has just written, its dump, and where it makes a large image whole."""
+    kernel = ada.launch([PYTHON, "-c", "import os; kept = os.urandom(300_000_000)\n" + COUNTS])
+    said(ada)
+    dump = ada.start("dump", kernel.id)
+    folder = installation.asleep / kernel.id
+    new = folder / "image.new"
+    until(lambda: new.exists() and new.stat().st_mode & 0o777 == 0o755)  # root's again
+    return kernel, dump, folder
+
+
+def test_a_dump_that_is_killed_once_criu_has_ended_leaves_nothing_stopped_in_the_next_image(
+    ada: User, installation: Installation
+) -> None:
+    kernel, dump, folder = stopped(ada, installation)
+    os.kill(child_of(dump.pid), signal.SIGKILL)
+    dump.communicate()
+    assert (folder / "image.new").exists()
+    assert not (folder / "image").exists()
+    assert ada.call("dump", kernel.id)["ok"]
+    beats = int(said(ada)[0])
+    assert ada.restore(kernel.id).answer["ok"]
+    until(lambda: int(said(ada)[0]) > beats)
+
+
+@pytest.mark.parametrize("what", ["kernel", "server"])
+def test_a_kernel_that_ends_while_its_image_is_made_whole_does_not_come_back(
+    ada: User, installation: Installation, what: str
+) -> None:
+    kernel, dump, folder = stopped(ada, installation)
+    with dump:
+        assert dump.stdin is not None
+        assert dump.stdout is not None
+        if what == "kernel":
+            os.kill(int(kernel.answer["first"]), signal.SIGKILL)
+        else:
+            dump.stdin.close()
+        assert json.loads(dump.stdout.readline()).get("error") == "it was ended meanwhile."
+    assert not list(folder.glob("image*"))
 
 
 def child_of(pid: int) -> int:
@@ -614,3 +659,172 @@ def test_a_restore_that_is_killed_leaves_the_image(ada: User, criu: Callable[[st
     (ada.home / "may").touch()
     again = ada.restore(kernel)
     assert again.answer["ok"], again.answer
+
+
+# -- Numbers, locks and bounds -----------------------------------------------------------
+
+
+def started(pid: int) -> int:
+    """Return when a process has started, in ticks (proc(5))."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def test_an_answer_says_when_the_first_process_has_started(ada: User) -> None:
+    kernel = ada.launch(["sleep", "600"])
+    assert kernel.answer["started"] == started(int(kernel.answer["first"]))
+
+
+def test_a_number_that_is_a_process_of_the_users_by_now_has_nothing_of_theirs_run(
+    ada: User, installation: Installation
+) -> None:
+    """It is alone in namespaces of the user's own making, with a file of theirs in CRIU's place."""
+    kernel = ada.launch([PYTHON, "-c", COUNTS])
+    said(ada)
+    theirs = ada.home / "theirs"
+    theirs.write_text(f"#!/bin/sh\ntouch {ada.home}/called\n")
+    theirs.chmod(0o755)
+    drops = "exec setpriv --no-new-privs --bounding-set=-all --inh-caps=-all --ambient-caps=-all sleep 600"
+    mounts = f"mount --bind {theirs} {os.path.realpath(CRIU)} && touch {ada.home}/mounted && {drops}"
+    words = ["unshare", "-Urmpf", "--kill-child", "sh", "-c", mounts]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, **ada.identity) as other:
+        until(lambda: (ada.home / "mounted").exists() or other.poll() is not None)
+        if other.poll() is not None:
+            assert other.stderr is not None
+            pytest.skip(f"users have no namespaces of their own here: {other.stderr.read().decode().strip()}")
+        number = child_of(other.pid)
+        until(lambda: status(number)["NoNewPrivs"] == "1")
+        state = installation.asleep / kernel.id / "kernel.json"
+        told = json.loads(state.read_text())
+        told["run"].update(first=number, started=started(number))
+        state.write_text(json.dumps(told))
+        answer = ada.call("dump", kernel.id)
+        other.kill()
+    assert not (ada.home / "called").exists()
+    assert answer.get("error") == "it is not in namespaces that this program has made"
+
+
+def test_a_terminal_stops_no_call(ada: User) -> None:
+    kernel = ada.launch(["sleep", "600"])
+    for signum in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        os.kill(child_of(kernel.process.pid), signum)
+        os.kill(int(kernel.answer["first"]), signum)
+    kernel.process.stdin.close()  # type: ignore[union-attr]
+    assert kernel.process.wait(60) == 0
+
+
+def test_nobody_waits_for_who_holds_the_folder(bob: User, installation: Installation) -> None:
+    asleep(bob)
+    held = os.open(installation.asleep, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        asleep(bob)
+    finally:
+        os.close(held)
+
+
+def test_a_deep_note_is_refused_and_stops_nobody(ada: User) -> None:
+    kernel = asleep(ada)
+    note = '{"a":' * 980 + "1" + "}" * 980
+    answer = ada.said(f'{{"note": {note}}}\n'.encode(), "note", kernel)
+    assert "20 levels" in answer["error"]
+    assert ada.call("note", kernel, note={"a": [{"b": 1}]})["ok"]
+    assert ada.call("list")["kernels"][0]["note"] == {"a": [{"b": 1}]}
+
+
+def test_an_image_takes_no_more_than_was_reserved(ada: User, installation: Installation) -> None:
+    """Files that have no name count for nothing in its memory, and go into its image."""
+    code = """
+import os, tempfile, time
+kept = [tempfile.TemporaryFile(dir=".") for _ in range(4)]
+for each in kept:
+    each.write(b"x" * 60_000_000), each.flush()
+open("ready", "w").close()
+time.sleep(600)
+"""
+    kernel = ada.launch([PYTHON, "-c", code])
+    until((ada.home / "ready").exists)
+    assert "its image takes more than the " in ada.call("dump", kernel.id).get("error", "")
+    assert goes_on(ada, kernel.id)
+    assert not list((installation.asleep / kernel.id).glob("image*"))
+
+
+def test_a_part_of_the_disk_stays_free(ada: User, installation: Installation) -> None:
+    small = installation.folder / "small"
+    small.mkdir(0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m,mode=700", "none", small], check=True)
+    try:
+        installation.configure(folder=str(small))
+        kernel = ada.launch(["sleep", "600"])
+        why = ada.call("dump", kernel.id).get("error", "")
+        kernel.close()
+    finally:
+        installation.configure()
+        subprocess.run(["umount", small], check=True)
+        small.rmdir()
+    assert why.endswith("the disk has 0 MiB for it.")
+
+
+def test_a_file_system_that_never_answers_is_not_waited_for(ada: User) -> None:
+    """A user's own (FUSE): they mount it where a file was open, and it answers nothing."""
+    if not Path("/dev/fuse").exists():
+        pytest.skip("there is no /dev/fuse.")
+    kernel = asleep(ada, OPENS.format(more=""))
+    folder = ada.home / "folder"
+    device = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        options = f"fd={device},rootmode=40000,user_id={ada.entry.pw_uid},group_id={ada.entry.pw_gid}"
+        mount = ["mount", "-i", "-t", "fuse", "-o", options, "none", folder]
+        subprocess.run(mount, check=True, pass_fds=[device])
+        why = ada.restore(kernel).answer["error"]
+        assert "has not answered within 10 seconds" in why
+    finally:
+        subprocess.run(["umount", "-l", folder], check=False)
+        os.close(device)
+    assert ada.restore(kernel).answer["ok"]
+
+
+# -- Who calls ---------------------------------------------------------------------------
+
+
+def test_who_comes_by_another_way_than_sudo_is_not_root(ada: User, installation: Installation) -> None:
+    code = f"""
+import os, subprocess
+os.setresuid({ada.entry.pw_uid}, 0, 0)
+subprocess.run([{str(installation.program)!r}, "list"], input=b"{{}}\\n")
+"""
+    told = []
+    for words, variables in (
+        ([PYTHON, "-c", code], {}),
+        ([str(installation.program), "list"], {"PKEXEC_UID": str(ada.entry.pw_uid)}),
+        ([str(installation.program), "list"], {"DOAS_USER": ada.name}),
+    ):
+        environment = {"PATH": os.environ["PATH"], **variables}
+        done = subprocess.run(words, input=b"{}\n", capture_output=True, check=False, env=environment)
+        told.append(json.loads(done.stdout).get("error", "done"))
+    assert "who calls is not root" in told[0]
+    assert "PKEXEC_UID is set" in told[1]
+    assert "DOAS_USER is set" in told[2]
+
+
+def test_a_kernel_has_no_group_that_its_server_has_not(ada: User) -> None:
+    subprocess.run(["usermod", "--append", "--groups", "games", ada.name], check=True)
+    try:
+        request = {"argv": ["sleep", "600"], "env": {"PATH": "/bin"}, "cwd": "/", "umask": 0o022}
+        with subprocess.Popen(
+            ["sh", "-c", f"sudo -n {ada.command} launch; exit $?"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            **{**ada.identity, "extra_groups": []},
+        ) as server:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            server.stdin.write(json.dumps(request).encode() + b"\n")
+            server.stdin.flush()
+            kernel = json.loads(server.stdout.readline())
+            groups = status(kernel["pid"])["Groups"].split()
+            server.stdin.close()
+    finally:
+        subprocess.run(["gpasswd", "--delete", ada.name, "games"], check=True, capture_output=True)
+    assert groups == [str(ada.entry.pw_gid)]

@@ -51,13 +51,24 @@ _LONGEST, _LOOK_EVERY = 600.0, 0.05
 #: What CRIU is told for either way; files that are open and have no name go into the image, up to this size.
 _BOTH = ("--no-default-config", "--manage-cgroups=ignore", "--file-locks", "--link-remap")
 _GHOST_BYTES = 64 << 20
+#: What an image may take beyond a tenth more than its kernel's memory, and what the disk keeps free.
+_MARGIN, _SPARE = 64 << 20, 1 << 30
+#: Seconds in which files of the user's must be seen, a call that is given up ends, and a launch has begun.
+_SEEN_WITHIN, _ENDS_WITHIN, _BEGINS_WITHIN = 10.0, 30.0, 60.0
+#: How deep a note may be.
+_DEEPEST = 20
+#: What CRIU has open as itself: it is opened by its path here, and run by that.
+_CRIU = 8
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 #: Of what is said and written; another version's is refused.
 VERSION = 1
 _HEADER, _STATE, _NOTE, _LOCK, _NEEDS = "header.json", "kernel.json", "note.json", "lock", "needs"
-#: From unshare(2), mount(2), prctl(2), capabilities(7) and the system's capability.h.
+#: The bytes of the lock's file: who does something with a kernel holds one, a kernel that lives the other.
+_BUSY, _LIVES = 0, 1
+#: From unshare(2), mount(2), ioctl_ns(2), prctl(2), capabilities(7) and the system's capability.h.
 _NEWPID, _NEWNS = 0x20000000, 0x00020000
 _NOSUID, _NODEV, _NOEXEC, _REC, _SLAVE = 2, 4, 8, 0x4000, 0x80000
+_GET_USERNS = 0xB701
 _PDEATHSIG, _DUMPABLE, _KEEPCAPS, _CAPBSET_DROP = 1, 4, 8, 24
 _SUBREAPER, _NO_NEW_PRIVS, _AMBIENT = 36, 38, 47
 _SYS_PTRACE, _SYS_ADMIN, _CHECKPOINT_RESTORE = 19, 21, 40
@@ -107,8 +118,8 @@ class Settings(NamedTuple):
 
     criu: str = "/usr/sbin/criu"
     folder: str = "/var/lib/gpu-pool/asleep"
-    #: MiB that images may take, of one user and of all; 0 for as much as the disk has.
-    user_mib: int = 0
+    #: MiB that images may take, of one user who is not root and of all; 0 for as much as the disk has.
+    user_mib: int = 20_480
     all_mib: int = 0
     #: After how many days an image is removed that nobody has asked for.
     days: int = 7
@@ -138,7 +149,14 @@ class Call(NamedTuple):
 def _caller() -> Caller:
     if os.geteuid() != 0:
         raise Refused("this program must be run by root: sudo -n gpu-pool-hibernation")
-    told = os.environ.get("SUDO_UID", "0")
+    if others := [name for name in ("PKEXEC_UID", "DOAS_USER") if name in os.environ]:
+        raise Refused(f"{others[0]} is set: this program is called by sudo, and by nothing else of that kind")
+    told = os.environ.get("SUDO_UID", "")
+    if not told:
+        parent = os.getppid()  # 0 where it is outside of this container
+        if parent and _status(parent)["Uid"][0] != "0":
+            raise Refused("SUDO_UID is not set, and who calls is not root: sudo -n gpu-pool-hibernation")
+        told = "0"
     if not re.fullmatch("0|[1-9][0-9]{0,9}", told, re.ASCII) or int(told) >= 2**32 - 1:
         raise Refused(f"SUDO_UID is {told[:60]!r}, which is no user")
     if told == "0":
@@ -147,7 +165,20 @@ def _caller() -> Caller:
         user = pwd.getpwuid(int(told))
     except KeyError:
         raise Refused(f"this machine knows no user {told}") from None
-    return Caller(user.pw_uid, user.pw_gid, user.pw_name, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))
+    has, groups = _groups_of_sudos_caller(user.pw_uid), os.getgrouplist(user.pw_name, user.pw_gid)
+    has = {*(groups if has is None else has), user.pw_gid}
+    return Caller(user.pw_uid, user.pw_gid, user.pw_name, tuple(each for each in groups if each in has))
+
+
+def _groups_of_sudos_caller(uid: int) -> set[int] | None:
+    """Return the groups of the process of the user's that has run sudo; None where there is none any more."""
+    pid = os.getpid()
+    with suppress(OSError):
+        while pid := int(_status(pid)["PPid"][0]):
+            status = _status(pid)
+            if set(status["Uid"]) == {str(uid)}:
+                return {*map(int, status["Groups"]), int(status["Gid"][0])}
+    return None
 
 
 def _request() -> dict[str, Any]:
@@ -225,37 +256,35 @@ def _why_not(call: Call) -> str:
         _folder(call)
     except Refused as error:
         return f"{error}."
-    criu = call.settings.criu
-    if not os.path.exists(criu):
+    if not os.path.exists(criu := call.settings.criu):
         oldest = ".".join(map(str, OLDEST))
         return f"there is no {criu}: install CRIU {oldest} or newer, or say where it is."
     try:
-        _criu(call)
+        found = re.search(rb"Version: (\d+)\.(\d+)", _said(call, "--version")[1])
     except Refused as error:
         return f"{error}."
-    found = re.search(rb"Version: (\d+)\.(\d+)", _said([criu, "--version"], call.caller)[1])
     if found is None or (int(found[1]), int(found[2])) < OLDEST:
         has = f"is {int(found[1])}.{int(found[2])}" if found else "does not say its version"
         return f"{criu} {has}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed."
-    status, said = _said([criu, "check", *_way_of(call.caller)], call.caller)
+    status, said = _said(call, "check", *_way_of(call.caller))
     if status:
         return f"{criu} check says that this machine cannot: {first_error(said)}"
     return ""
 
 
-def _criu(call: Call) -> str:
-    """Return CRIU's path. Raises ``Refused`` where others can change what would get capabilities."""
+def _criu(call: Call) -> int:
+    """Open CRIU. Raises ``Refused`` where others can change what would get capabilities."""
     if call.caller.uid != 0 and (why := untrusted(call.settings.criu)):
         raise Refused(why)
-    return call.settings.criu
+    return os.open(call.settings.criu, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _said(argv: Sequence[str], caller: Caller) -> tuple[int, bytes]:
-    """Run a program with the rights that CRIU has; return its status, and what it says."""
-    output, written = os.pipe()
+def _said(call: Call, *words: str) -> tuple[int, bytes]:
+    """Run CRIU; return its status, and what it says."""
+    criu, (output, written) = _criu(call), os.pipe()
     pid = os.fork()
     if pid == 0:
-        _run(argv, caller, _OF_CRIU, {1: written, 2: written})
+        _run(_CRIU, ["criu", *words], call.caller, _OF_CRIU, {1: written, 2: written, _CRIU: criu})
     os.close(written)
     said = b""
     while (read := os.read(output, _LONGEST_LOG)) and len(said) < _LONGEST_LOG:
@@ -312,6 +341,7 @@ def _become(caller: Caller, keeps: Sequence[int] = ()) -> None:
 
 
 def _run(
+    program: str | int,
     argv: Sequence[str],
     caller: Caller,
     keeps: Sequence[int],
@@ -320,7 +350,7 @@ def _run(
     environment: dict[str, str] = _ENVIRONMENT,
     start: Callable[[], object] = lambda: None,
 ) -> None:
-    """Become a program of the caller's, with these descriptors alone. Does not return.
+    """Become a program, by its path or descriptor, with these descriptors alone. Does not return.
 
     ``opens`` are those that get another number, ``passes`` those that keep theirs. ``start`` is called last.
     """
@@ -336,27 +366,12 @@ def _run(
                 os.set_inheritable(int(each), int(each) in kept)
         _become(caller, keeps)
         start()
-        os.execve(argv[0], list(argv), environment)  # noqa: S606 - there is no shell
+        os.execve(program, list(argv), environment)  # noqa: S606 - there is no shell
     except OSError as error:
         if 4 in opens:
             os.write(4, f"{error.errno} {error.strerror}".encode())
     finally:
         os._exit(127)
-
-
-@contextmanager
-def _as(caller: Caller) -> Iterator[None]:
-    """Do something with the files that the caller may see."""
-    before = os.getgroups()
-    os.setgroups(caller.groups)
-    os.setegid(caller.gid)
-    os.seteuid(caller.uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(before)
 
 
 def _in_namespaces(
@@ -386,6 +401,13 @@ def _in_namespaces(
     return first, said.decode(errors="replace")
 
 
+def _close_but(*kept: int) -> None:
+    for each in os.listdir("/proc/self/fd"):
+        if int(each) not in kept:
+            with suppress(OSError):
+                os.close(int(each))
+
+
 def _be_first(
     starts: Callable[[int], int], caller: Caller, output: int, written: int, held: int, says: int
 ) -> None:
@@ -403,11 +425,7 @@ def _be_first(
     _prctl(_DUMPABLE, 0)  # others of the user's processes do not look into it
     os.chdir("/")
     os.close(written)
-    os.close(1)
-    for each in os.listdir("/proc/self/fd"):
-        if int(each) not in (0, 2, output, held, says):
-            with suppress(OSError):
-                os.close(int(each))
+    _close_but(0, 2, output, held, says)
     if awaited == _ROOT:  # which says itself that it could not be run
         os.close(says)
     if awaited != _ROOT:  # CRIU, which its user may have stopped
@@ -447,12 +465,24 @@ def _be_first(
                     os.write(2, read)
 
 
-def pids_with(pid: int) -> list[int]:
-    """Return the processes in the pid namespace of one; none where it has ended."""
-    mine = _namespace(pid)
+def pids_in(namespace: str) -> list[int]:
+    """Return the processes in a pid namespace, those that have ended and that nobody has seen as well."""
     return [
-        int(each) for each in os.listdir("/proc") if mine and each.isdigit() and _namespace(int(each)) == mine
+        int(each)
+        for each in (os.listdir("/proc") if namespace else ())
+        if each.isdigit() and _namespace(int(each)) == namespace
     ]
+
+
+def _living(pids: Sequence[int]) -> list[int]:
+    """Return those of processes that have not ended."""
+    return [pid for pid in pids if _state(pid) not in "ZX"]
+
+
+def _state(pid: int) -> str:
+    with suppress(OSError):
+        return _status(pid)["State"][0]
+    return "X"
 
 
 def _namespace(pid: int) -> str:
@@ -468,9 +498,9 @@ def _status(pid: int, task: str = "") -> dict[str, list[str]]:
     return {name.decode(): value.decode().split() for name, _, value in lines[1:]}
 
 
-def _verify(first: int, caller: Caller) -> None:
+def _verify(namespace: str, caller: Caller) -> None:
     """Raise ``Refused`` where a process of a namespace has more rights than the caller."""
-    for pid in pids_with(first) if caller.uid else ():
+    for pid in pids_in(namespace) if caller.uid else ():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             status = _status(pid)
             if status["State"][0] in ("Z", "X"):
@@ -498,29 +528,39 @@ def _kernel_of(first: int) -> int:
 
 
 @contextmanager
-def _locked(
-    path: str, wait: bool = False, refusal: str = "something else is done with that kernel now"
-) -> Iterator[int]:
-    """Hold a file or folder, which the system lets go however this ends. Raises ``Refused``."""
-    how = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT
-    held = os.open(path, how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _locked(path: str, within: float = 0) -> Iterator[None]:
+    """Hold a kernel, which the system lets go however this ends, in so many seconds. Raises ``Refused``."""
+    give_up_at = time.monotonic() + within
+    while (held := _taken(path, _BUSY)) is None:
+        if time.monotonic() >= give_up_at:
+            raise Refused("something else is done with that kernel now")
+        time.sleep(_LOOK_EVERY)
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise Refused(refusal) from None
-        yield held
+        yield
     finally:
         os.close(held)
 
 
-def _is_held(path: str) -> bool:
-    with suppress(FileNotFoundError):
-        try:
-            with _locked(path):
-                return False
-        except Refused:
-            return True
+def _taken(path: str, byte: int) -> int | None:
+    """Lock a byte of a kernel's file for as long as what is returned is open; None where another has it."""
+    held = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.fcntl(held, fcntl.F_OFD_SETLK, _lock_of(byte))
+    except BlockingIOError:
+        os.close(held)
+        return None
+    return held
+
+
+def _lock_of(byte: int) -> bytes:
+    return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+
+
+def _is_held(path: str, byte: int = _LIVES) -> bool:
+    """Whether a kernel lives, or something is done with it. Who asks is in nobody's way."""
+    with suppress(FileNotFoundError), open(f"{path}/{_LOCK}", "rb") as file:
+        found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _lock_of(byte))
+        return bool(struct.unpack("hhqqi4x", found)[0] != fcntl.F_UNLCK)
     return False
 
 
@@ -552,7 +592,7 @@ def _path(call: Call, kernel: str, by_root: bool = False) -> str:
 
 def _read(folder: str, name: str) -> dict[str, Any]:
     """Return what a file of ours says; nothing where there is none that can be read."""
-    with suppress(OSError, ValueError), open(os.path.join(folder, name), "rb") as file:
+    with suppress(OSError, ValueError, RecursionError), open(os.path.join(folder, name), "rb") as file:
         said = json.load(file)
         if isinstance(said, dict) and said.get("version") == VERSION:
             return said
@@ -577,32 +617,44 @@ def _sync(folder: str) -> None:
 
 
 def _erase(path: str) -> None:
-    """Remove a folder with what is in it."""
-    with suppress(FileNotFoundError):
-        for each in os.scandir(path):
-            if each.is_dir(follow_symlinks=False):
-                _erase(each.path)
-            else:
+    """Remove a folder with what is in it, which may be deep."""
+    folders = True
+    while folders and os.path.lexists(path):
+        folders = False
+        for each in list(os.scandir(path)):
+            if not each.is_dir(follow_symlinks=False):
                 os.unlink(each.path)
+                continue
+            folders = True
+            for deeper in list(os.scandir(each.path)):
+                if deeper.is_dir(follow_symlinks=False):
+                    os.rename(deeper.path, f"{path}/{os.urandom(16).hex()}")
+                else:
+                    os.unlink(deeper.path)
+            os.rmdir(each.path)
+    with suppress(FileNotFoundError):
         os.rmdir(path)
 
 
 def _remove(path: str) -> None:
     """Remove all of a kernel that has ended; first what makes it one, or this may end in between."""
-    for name in (_HEADER, _STATE):
+    for name in (f"image/{_HEADER}", _STATE):
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(path, name))
     _erase(path)
 
 
-def _size(path: str) -> int:
-    """Return the bytes in a folder; what goes meanwhile may count or not."""
-    size = 0
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for each in os.scandir(path):
-            with suppress(FileNotFoundError):
-                is_folder = each.is_dir(follow_symlinks=False)
-                size += _size(each.path) if is_folder else each.stat(follow_symlinks=False).st_blocks * 512
+def _size(*paths: str) -> int:
+    """Return the bytes in folders; what goes meanwhile may count or not."""
+    size, folders = 0, [*paths]
+    while folders:
+        with suppress(OSError):
+            for each in os.scandir(folders.pop()):
+                if each.is_dir(follow_symlinks=False):
+                    folders.append(each.path)
+                else:
+                    with suppress(FileNotFoundError):
+                        size += each.stat(follow_symlinks=False).st_blocks * 512
     return size
 
 
@@ -615,10 +667,19 @@ def _kernels(folder: str) -> list[str]:
 def _sweep(call: Call) -> None:
     """Remove what nobody has asked for in days, and what is left of kernels that ended without an image."""
     for path in _kernels(call.settings.folder):
-        with suppress(OSError, Refused), _locked(path), _locked(f"{path}/{_LOCK}"):
-            is_old = time.time() - os.stat(path).st_mtime > call.settings.days * 86_400
-            if not os.path.isdir(f"{path}/image") or (is_old and not _has_server(path)):
-                _remove(path)
+        with suppress(OSError, Refused):
+            if _is_over(call, path):  # else it is in nobody's way
+                with _locked(path):
+                    if _is_over(call, path):
+                        _remove(path)
+
+
+def _is_over(call: Call, path: str) -> bool:
+    age = time.time() - os.stat(path).st_mtime
+    if age < _BEGINS_WITHIN or _is_held(path):
+        return False
+    is_old = age > call.settings.days * 86_400
+    return not os.path.isdir(f"{path}/image") or (is_old and not _has_server(path))
 
 
 # -- The verbs -----------------------------------------------------------------------
@@ -640,12 +701,11 @@ def _launch(call: Call, _: str) -> dict[str, object]:
     if not isinstance(cwd, str) or "\0" in cwd or type(umask) is not int or not 0 <= umask <= 0o777:
         raise Refused("cwd must be a path, and umask a number up to 511")
     folder = _folder(call, make=True)
-    with _locked(folder, wait=True):
-        _sweep(call)
-        kernel = os.urandom(16).hex()
-        path = os.path.join(folder, kernel)
-        os.mkdir(path, 0o700)
-        held = _hold(path)
+    _sweep(call)
+    kernel = os.urandom(16).hex()
+    path = os.path.join(folder, kernel)
+    os.mkdir(path, 0o700)
+    held = _hold(path)
     output, written = os.pipe()
 
     def goes() -> None:
@@ -658,7 +718,15 @@ def _launch(call: Call, _: str) -> dict[str, object]:
         if pid == 0:
             os.setsid()
             reaper = [sys.executable, "-I", "-S", "-c", _REAPER, *argv]
-            _run(reaper, call.caller, (), {3: written, 4: says}, environment=environment, start=goes)
+            _run(
+                sys.executable,
+                reaper,
+                call.caller,
+                (),
+                {3: written, 4: says},
+                environment=environment,
+                start=goes,
+            )
         return pid
 
     try:
@@ -673,13 +741,10 @@ def _is_text(given: object) -> bool:
 
 
 def _hold(path: str) -> int:
-    """Hold a kernel's folder for as long as it lives. Raises ``Refused`` where somebody does already."""
-    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise Refused("it goes on already.") from None
+    """Hold a kernel for as long as it lives. Raises ``Refused`` where it does already."""
+    held = _taken(path, _LIVES)
+    if held is None:
+        raise Refused("it goes on already.")
     return held
 
 
@@ -696,68 +761,109 @@ def _begun(
             errno = int(number) if number.isdigit() else 0
             raise Refused(text or f"it ended with {said}.", errno=errno)  # noqa: TRY301 - as what follows
         kernel = _kernel_of(first)
-        _verify(first, call.caller)
+        _verify(_namespace(first), call.caller)
         run = {"first": first, "started": _started(first), "boot": _boot_id()}
         _write(path, _STATE, {"uid": call.caller.uid, "user": call.caller.name, "pipe": pipe, "run": run})
     except BaseException:
         os.kill(first, signal.SIGKILL)
         os.waitpid(first, 0)
         raise
-    return {"pid": kernel, "first": first}
+    return {"pid": kernel, "first": first, "started": run["started"]}
 
 
 def _dump(call: Call, kernel: str) -> dict[str, object]:
     path = _path(call, kernel)
-    with _locked(f"{path}/{_LOCK}"):
+    with _locked(path):
         if "note" in call.request:
             _keep_note(call, path)
         state = _read(path, _STATE)
         run, header = state["run"], _read(f"{path}/image", _HEADER)
-        with _process(run) as process:
+        with _living_kernel(run) as kept:
             if header.get("run") != run:  # or all is done but that it has not ended
-                header = _dumped(call, path, state)
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-            select.select([process], [], [])
+                header = _dumped(call, path, state, kept)
+            signal.pidfd_send_signal(kept.first, signal.SIGKILL)
+            select.select([kept.first], [], [])
     return _told(path, header)
 
 
+class Living(NamedTuple):
+    """A kernel that lives, by descriptors: a number may be another process's by now."""
+
+    #: Of the first process of its namespaces, and of these.
+    first: int
+    pids: int
+    mounts: int
+    #: The name of the first, by which its processes are found.
+    namespace: str
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it has ended, or its server, meanwhile."""
+        ready = select.select([self.first, 0], [], [], 0)[0]
+        return self.first in ready or (0 in ready and not os.read(0, 4096))
+
+
 @contextmanager
-def _process(run: dict[str, Any]) -> Iterator[int]:
-    """Hold the first process of a kernel. Raises ``Refused`` where it has ended."""
+def _living_kernel(run: dict[str, Any]) -> Iterator[Living]:
+    """Hold a kernel by its first process. Raises ``Refused`` where it has ended, or is none of ours."""
+    number, opened = run["first"], []
     try:
-        process = os.pidfd_open(run["first"])
-    except ProcessLookupError:
-        raise Refused("it has ended") from None
-    try:
-        is_it = (run["started"], run["boot"]) == (_started(run["first"]), _boot_id())
-        if not is_it or select.select([process], [], [], 0)[0]:
+        with suppress(ProcessLookupError, FileNotFoundError):
+            opened.append(os.pidfd_open(number))
+            is_it = (run["started"], run["boot"]) == (_started(number), _boot_id())
+            paths = [f"/proc/{number}/ns/{kind}" for kind in ("pid", "mnt") if is_it]
+            opened.extend(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths)
+        # While it has not ended its number is nobody else's: so what was opened by that is its own.
+        if len(opened) < 3 or select.select(opened[:1], [], [], 0)[0]:
             raise Refused("it has ended")
-        yield process
+        first, pids, mounts = opened
+        ours, *own = (os.stat(f"/proc/self/ns/{kind}") for kind in ("user", "pid", "mnt"))
+        for each in (pids, mounts):
+            opened.append(fcntl.ioctl(each, _GET_USERNS))
+            is_own = any(os.path.samestat(os.fstat(each), mine) for mine in own)
+            if is_own or not os.path.samestat(os.fstat(opened[-1]), ours):
+                raise Refused("it is not in namespaces that this program has made")
+        yield Living(first, pids, mounts, f"pid:[{os.fstat(pids).st_ino}]")
     finally:
-        os.close(process)
+        for each in opened:
+            os.close(each)
 
 
-def _dumped(call: Call, path: str, state: dict[str, Any]) -> dict[str, Any]:
+def _let_go_on(namespace: str) -> None:
+    """Let processes go on that CRIU has left stopped."""
+    for pid in pids_in(namespace):
+        with suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
+            try:
+                if _namespace(pid) == namespace:
+                    signal.pidfd_send_signal(process, signal.SIGCONT)
+            finally:
+                os.close(process)
+
+
+def _dumped(call: Call, path: str, state: dict[str, Any], kept: Living) -> dict[str, Any]:
     """Write a kernel, and leave it stopped; return what its image says. Raises ``Refused``: it goes on."""
-    first, new, work = state["run"]["first"], f"{path}/image.new", f"{path}/work"
-    _verify(first, call.caller)
-    room = _reserved(call, path, first)
+    new, work = f"{path}/image.new", f"{path}/work"
+    if os.path.isdir(new):  # one that was killed may have left it stopped, and it would be so in the image
+        _let_go_on(kept.namespace)
+    _verify(kept.namespace, call.caller)
+    for folder in (new, work):
+        _erase(folder)
     try:
+        most = _reserved(call, path, _needs(pids_in(kept.namespace)))
         for folder in (new, work):
-            _erase(folder)
             os.mkdir(folder, 0o700)
             os.chown(folder, call.caller.uid, call.caller.gid)
-        _written(call, first, new, work, room)
-        header = _finished(call, new, state)
+        _written(call, kept, new, work, most)
+        header = _finished(call, new, state, kept)
         _erase(f"{path}/image")
         os.rename(new, f"{path}/image")
         _sync(path)
         os.utime(path)
     except BaseException:
-        for pid in pids_with(first):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        _erase(new)
+        if os.path.isdir(new):
+            _let_go_on(kept.namespace)
+            _erase(new)
         raise
     finally:
         _erase(work)
@@ -766,67 +872,89 @@ def _dumped(call: Call, path: str, state: dict[str, Any]) -> dict[str, Any]:
     return header
 
 
-def _reserved(call: Call, path: str, first: int) -> int:
-    """Note that an image is about to take room, and return how many bytes at most. Raises ``Refused``."""
-    folder, needs = call.settings.folder, needs_bytes(first)
-    with _locked(folder, wait=True):
-        disk = os.statvfs(folder)
-        free, mine, others = disk.f_bavail * disk.f_frsize, 0, 0
-        for each in _kernels(folder):
-            takes, is_mine = _size(each), _read(each, _STATE).get("uid") == call.caller.uid
-            said = _read(each, _NEEDS).get("bytes", 0) if each != path and _is_held(f"{each}/{_LOCK}") else 0
-            free -= max(0, said - takes)
-            takes = max(said, takes)
-            mine, others = (mine + takes, others) if is_mine else (mine, others + takes)
-        bounds = [(free, 0, "the disk has {} left.")]
-        for most, taken, whose in (
-            (call.settings.all_mib, mine + others, "kernels"),
-            (call.settings.user_mib, mine, "your kernels"),
-        ):
-            if most:
-                text = f"of the {most} MiB that {whose} may take on disk {{}} are left."
-                bounds.append((most * _MIB - taken, most, text))
-        for room, _, text in bounds:
-            if needs > room:
-                left = text.format(f"{max(0, room) // _MIB} MiB")
-                raise Refused(f"it has {needs // _MIB} MiB of memory, and {left}")
-        _write(path, _NEEDS, {"bytes": needs})
-    return min(room for room, *_ in bounds)
+def _reserved(call: Call, path: str, needs: int) -> int:
+    """Note that an image is about to take room, and return how many bytes at most. Raises ``Refused``.
+
+    Nobody waits for anybody: each notes it and looks once more, so of two that are too much one is refused,
+    or both. Who would be refused has noted nothing, and is in nobody's way.
+    """
+    most = needs + needs // 10 + _MARGIN
+    _refuse_without_room(call, path, most)
+    _write(path, _NEEDS, {"bytes": most})
+    _refuse_without_room(call, path, most)
+    return most
 
 
-def needs_bytes(first: int) -> int:
-    """Return how many bytes of memory the processes of a kernel have, which its image takes at most."""
+def _refuse_without_room(call: Call, path: str, most: int) -> None:
+    folder, settings = call.settings.folder, call.settings
+    free, mine, others = _free(folder), 0, 0
+    for each in _kernels(folder):
+        takes, is_mine = _size(each), _read(each, _STATE).get("uid") == call.caller.uid
+        said = _read(each, _NEEDS).get("bytes", 0) if each != path and _is_held(each, _BUSY) else 0
+        free -= max(0, said - takes)
+        takes = max(said, takes)
+        mine, others = (mine + takes, others) if is_mine else (mine, others + takes)
+    bounds = [(free, "the disk has {} for it.")]
+    for bound, taken, whose in (
+        (settings.all_mib, mine + others, "kernels"),
+        (settings.user_mib if call.caller.uid else 0, mine, "your kernels"),
+    ):
+        if bound:
+            text = f"of the {bound} MiB that {whose} may take on disk {{}} are left."
+            bounds.append((bound * _MIB - taken, text))
+    for room, text in bounds:
+        if most > room:
+            left = text.format(f"{max(0, room) // _MIB} MiB")
+            raise Refused(f"its image may take {most // _MIB} MiB, and {left}")
+
+
+def _free(folder: str) -> int:
+    """Return the bytes that the disk has for images: a twentieth of it, and 1 GiB at least, stays free."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize - max(_SPARE, disk.f_blocks * disk.f_frsize // 20)
+
+
+def needs_bytes(pid: int) -> int:
+    """Return how many bytes of memory the processes of a kernel have, by the pid of any of them."""
+    return _needs(pids_in(_namespace(pid)))
+
+
+def _needs(pids: Sequence[int]) -> int:
     needs = 0
-    for each in pids_with(first):
+    for each in pids:
         with suppress(OSError):
             status = _status(each)
             needs += sum(int(status[name][0]) << 10 for name in ("VmRSS", "VmSwap") if name in status)
     return needs
 
 
-def _written(call: Call, first: int, new: str, work: str, room: int) -> None:
+def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:
     """Let CRIU write a kernel to a folder. Raises ``Refused``."""
-    argv = [_criu(call), "dump", *_way_of(call.caller), *_BOTH, "-t", str(_ROOT), "-o", "log"]
+    argv = ["criu", "dump", *_way_of(call.caller), *_BOTH, "-t", str(_ROOT), "-o", "log"]
     argv += ["-D", "/proc/self/fd/5", "-W", "/proc/self/fd/6"]
     argv += ["--leave-stopped", "--ghost-limit", str(_GHOST_BYTES)]
-    pids, mounts = (os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY) for kind in ("pid", "mnt"))
-    opens = {
-        number: os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for number, folder in ((5, new), (6, work))
-    }
-    _libc("setns", pids, _NEWPID)
+    opens = {_CRIU: _criu(call)}
+    for number, folder in ((5, new), (6, work)):
+        opens[number] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    ours = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    _libc("setns", kept.pids, _NEWPID)
     criu = os.fork()
     if criu == 0:
         try:
-            _libc("setns", mounts, _NEWNS)
-            _run(argv, call.caller, _OF_CRIU, opens, start=lambda: _prctl(_PDEATHSIG, signal.SIGKILL))
+            _libc("setns", kept.mounts, _NEWNS)
+            dies = lambda: _prctl(_PDEATHSIG, signal.SIGKILL)  # noqa: E731
+            _run(_CRIU, argv, call.caller, _OF_CRIU, opens, start=dies)
         finally:
             os._exit(127)
+    _libc("setns", ours, _NEWPID)
     process, give_up_at, why = os.pidfd_open(criu), time.monotonic() + _LONGEST, ""
     while not (ready := select.select([process, 0], [], [], _LOOK_EVERY)[0]) or process not in ready:
         if ready and not os.read(0, 4096):
             why = "its server has ended."
-        elif _size(new) > room:
-            why = f"its image takes more than the {room // _MIB} MiB that are left."
+        elif _size(new, work) > most:
+            why = f"its image takes more than the {most // _MIB} MiB that it may."
+        elif _free(new) < 0:
+            why = "the disk has nothing left for it."
         elif time.monotonic() > give_up_at:
             why = f"CRIU has not written it within {_LONGEST:g} seconds."
         if why:
@@ -845,10 +973,11 @@ def _log_says(work: str, status: int) -> str:
     return f"CRIU says: it ended with {status}."
 
 
-def _finished(call: Call, new: str, state: dict[str, Any]) -> dict[str, Any]:
+def _finished(call: Call, new: str, state: dict[str, Any], kept: Living) -> dict[str, Any]:
     """Make the image of a stopped kernel whole: root's, on the disk, with what it says of itself."""
     # Without the first, which is ours, and has the server's log open.
-    pids = [each for each in pids_with(state["run"]["first"]) if each != state["run"]["first"]]
+    everyone = [each for each in pids_in(kept.namespace) if each != state["run"]["first"]]
+    pids = _living(everyone)
     mapped, opened = _files_of(pids, call.caller)
     os.chown(new, 0, 0)
     os.chmod(new, 0o755)  # noqa: S103 - for the user's CRIU, which comes by no name: the folder above is root's alone
@@ -859,6 +988,8 @@ def _finished(call: Call, new: str, state: dict[str, Any]) -> dict[str, Any]:
         os.fchmod(file, 0o444)
         os.fsync(file)
         files[name] = _digest(file)
+        if kept.is_given_up:
+            raise Refused("it was ended meanwhile.")
     header = {
         "run": state["run"],
         "pipe": state["pipe"],
@@ -868,43 +999,39 @@ def _finished(call: Call, new: str, state: dict[str, Any]) -> dict[str, Any]:
         "mapped": mapped,
         "opened": opened,
         "listens": _listens(pids),
-        "top": max(_tasks(pids), default=_KERNEL),
+        "top": max(_tasks(everyone), default=_KERNEL),
         "files": files,
     }
     _write(new, _HEADER, header)
+    # What is stopped ends by nobody but who ends it, and a number may be another process's then.
+    if kept.is_given_up or set(pids) - set(_living(pids_in(kept.namespace))):
+        raise Refused("it was ended meanwhile.")
     return header
 
 
 def _restore(call: Call, kernel: str) -> dict[str, object]:
     path = _path(call, kernel)
     image, work = f"{path}/image", f"{path}/work"
-    with _locked(f"{path}/{_LOCK}"):
+    with _locked(path):
         held = _hold(path)
         header = _checked(call, image)
         _erase(work)
         os.mkdir(work, 0o700)
         os.chown(work, call.caller.uid, call.caller.gid)
         output, written = os.pipe()
-        argv = [_criu(call), "restore", *_way_of(call.caller), *_BOTH, "-d", "-o", "log"]
-        argv += [
-            "-D",
-            "/proc/self/fd/5",
-            "-W",
-            "/proc/self/fd/6",
-            "--inherit-fd",
-            f"fd[7]:pipe:[{header['pipe']}]",
-        ]
-        opens = {
-            number: os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            for number, folder in ((5, image), (6, work))
-        }
+        argv = ["criu", "restore", *_way_of(call.caller), *_BOTH, "-d", "-o", "log"]
+        argv += ["-D", "/proc/self/fd/5", "-W", "/proc/self/fd/6"]
+        argv += ["--inherit-fd", f"fd[7]:pipe:[{header['pipe']}]"]
+        opens = {_CRIU: _criu(call), 7: written}
+        for number, folder in ((5, image), (6, work)):
+            opens[number] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
         def starts(_: int) -> int:
             with open("/proc/sys/kernel/ns_last_pid", "w") as file:  # where CRIU is in the way of none
                 file.write(str(header["top"] + 64))
             criu = os.fork()
             if criu == 0:
-                _run(argv, call.caller, _OF_CRIU, {**opens, 7: written})
+                _run(_CRIU, argv, call.caller, _OF_CRIU, opens)
             return criu
 
         try:
@@ -927,9 +1054,29 @@ def _note(call: Call, kernel: str) -> dict[str, object]:
 def _keep_note(call: Call, path: str) -> None:
     """Keep what the caller says of a kernel, and which process of theirs has it."""
     note, server = call.request.get("note"), call.request.get("server", 0)
-    if not isinstance(note, dict) or len(json.dumps(note)) > _LONGEST_NOTE or type(server) is not int:
-        raise Refused(f"note must be an object of at most {_LONGEST_NOTE} bytes as JSON, and server a pid")
+    is_note = isinstance(note, dict) and not _is_deep(note) and len(json.dumps(note)) <= _LONGEST_NOTE
+    if not is_note or type(server) is not int:
+        raise Refused(
+            f"note must be an object of at most {_LONGEST_NOTE} bytes as JSON and {_DEEPEST} levels, "
+            "and server a pid"
+        )
+    if server and call.caller.uid and not _is_of(server, call.caller):
+        raise Refused("server must be the pid of a process of yours")
     _write(path, _NOTE, {"note": note, "server": [server, _started(server), _boot_id()]})
+
+
+def _is_deep(note: object) -> bool:
+    level = [note]
+    for _ in range(_DEEPEST):
+        inner = [each for each in level if isinstance(each, (dict, list))]
+        level = [deeper for each in inner for deeper in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)
+
+
+def _is_of(pid: int, caller: Caller) -> bool:
+    with suppress(OSError):
+        return _status(pid)["Uid"][0] == str(caller.uid)
+    return False
 
 
 def _has_server(path: str) -> bool:
@@ -940,10 +1087,11 @@ def _has_server(path: str) -> bool:
 
 def _remove_image(call: Call, kernel: str) -> dict[str, object]:
     path = _path(call, kernel, by_root=True)
-    with _locked(f"{path}/{_LOCK}", wait=True):  # a dump that is given up ends soon
+    with _locked(path, _ENDS_WITHIN):  # a dump that is given up ends soon
         if not _is_held(path):
             _remove(path)
         elif os.path.isdir(f"{path}/image"):
+            _erase(f"{path}/image.old")
             os.rename(f"{path}/image", f"{path}/image.old")
             _erase(f"{path}/image.old")
     return {}
@@ -989,11 +1137,11 @@ def _checked(call: Call, image: str) -> dict[str, Any]:
         raise Refused(
             f"your account is no longer in the group {lost[0]}, in which it was when the kernel fell asleep."
         )
-    with _as(call.caller):
-        changed = [path for path, was in header["mapped"].items() if _identity(path) != was]
-        changed += [path for path, size in header["opened"].items() if (_identity(path) or [-1])[0] != size]
+    seen = _seen([*header["mapped"], *header["opened"]], call.caller)
+    changed = {path for path, was in header["mapped"].items() if seen[path][:2] != was}
+    changed |= {path for path, size in header["opened"].items() if seen[path][:1] != [size]}
     if changed:
-        first, *others = sorted(set(changed))
+        first, *others = sorted(changed)
         named = (
             f"{len(others) + 1} files that it uses (such as {first}) have" if others else f"the file {first}"
         )
@@ -1011,12 +1159,41 @@ def _digest(file: int) -> list[object]:
     return [size, digest.hexdigest()]
 
 
-def _identity(path: str) -> list[int] | None:
-    try:
+def _seen(paths: Sequence[str], caller: Caller) -> dict[str, list[int]]:
+    """Return files' bytes, when they changed, and whether they are regular ones, as the user sees them.
+
+    By a process of its own: a file system of the user's may never answer. Raises ``Refused``.
+    """
+    told, says = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _close_but(says)
+            _become(caller)
+            with open(says, "w") as file:
+                json.dump({path: _identity(path) for path in paths}, file)
+        finally:
+            os._exit(0)
+    os.close(says)
+    said, give_up_at = b"", time.monotonic() + _SEEN_WITHIN
+    with open(told, "rb", buffering=0) as answers:
+        while select.select([answers], [], [], max(0, give_up_at - time.monotonic()))[0]:
+            if not (read := answers.read(_MIB)):
+                os.waitpid(pid, 0)
+                with suppress(ValueError):
+                    seen: dict[str, list[int]] = json.loads(said)
+                    return seen
+                raise Refused("the files that it uses could not be looked at.")
+            said += read
+    os.kill(pid, signal.SIGKILL)  # and is not waited for: the system may wait for the file system
+    raise Refused(f"a file system with files that it uses has not answered within {_SEEN_WITHIN:g} seconds.")
+
+
+def _identity(path: str) -> list[int]:
+    with suppress(OSError):
         found = os.stat(path)
-    except OSError:
-        return None
-    return [found.st_size, found.st_mtime_ns]
+        return [found.st_size, found.st_mtime_ns, stat.S_ISREG(found.st_mode)]
+    return []
 
 
 def _files_of(pids: Sequence[int], caller: Caller) -> tuple[dict[str, list[int]], dict[str, int]]:
@@ -1027,11 +1204,12 @@ def _files_of(pids: Sequence[int], caller: Caller) -> tuple[dict[str, list[int]]
         with open(f"/proc/{pid}/maps", "rb") as file:  # a name may hold any character but a newline
             mapped |= {os.fsdecode(line.split(b" ", 5)[-1].strip(b" ")) for line in file.read().split(b"\n")}
         opened |= {os.readlink(each.path) for each in os.scandir(f"/proc/{pid}/fd")}
-    with _as(caller):
-        known = {each: seen for each in mapped if each.startswith("/") and (seen := _identity(each))}
-        return known, {
-            each: os.stat(each).st_size for each in opened if each.startswith("/") and os.path.isfile(each)
-        }
+    paths = [each for each in mapped | opened if each.startswith("/")]
+    seen = {path: found for path, found in _seen(paths, caller).items() if found}
+    return (
+        {path: found[:2] for path, found in seen.items() if path in mapped},
+        {path: found[0] for path, found in seen.items() if path in opened and found[2]},
+    )
 
 
 def _listens(pids: Sequence[int]) -> list[list[object]]:
@@ -1095,33 +1273,39 @@ def perform(arguments: Sequence[str], system: System) -> int:
 
     Of a kernel that was launched or restored it returns once that has ended.
     """
-    verb, *rest = arguments or ("",)
-    do, names_kernel = _VERBS.get(verb, (None, False))
-    if do is None or len(rest) != names_kernel:
-        return _refuse(
-            Refused(f"accepted are {', '.join(_VERBS)}; dump, restore, note and remove with an ID")
-        )
-    kernel = rest[0] if rest else ""
-    if names_kernel and not _ID.fullmatch(kernel):
-        return _refuse(Refused(f"{kernel[:60]!r} is no kernel's ID"))
-    caller = None
+    words, uid = " ".join(arguments)[:80], "unknown"
     try:
         caller = _caller()
+        uid = str(caller.uid)
+        do, kernel = _asked(arguments)
         request = _request()
         call = Call(system, _settings(system, caller, request), caller, request)
         answer = do(call, kernel)
     except (Refused, OSError) as error:
-        _audit(f"{verb} {kernel} for uid {caller.uid if caller else 'unknown'}: refused")
+        _audit(f"{words!a} for uid {uid}: refused")
         return _refuse(error)
-    _audit(f"{verb} {kernel or answer.get('id', '')} for uid {caller.uid}: done")
+    kernel = kernel or str(answer.get("id", ""))
+    _audit(f"{arguments[0]} {kernel} for uid {uid}: done")
     _say({"ok": True, **answer})
     if do in (_launch, _restore):
         os.waitpid(int(str(answer["first"])), 0)
-        path = os.path.join(call.settings.folder, str(answer.get("id", kernel)))
-        with suppress(Refused, OSError), _locked(f"{path}/{_LOCK}"):
+        path = os.path.join(call.settings.folder, kernel)
+        with suppress(Refused, OSError), _locked(path):
             if not _is_held(path) and not os.path.isdir(f"{path}/image"):
                 _remove(path)
     return 0
+
+
+def _asked(arguments: Sequence[str]) -> tuple[Callable[[Call, str], dict[str, object]], str]:
+    """Return what is to be done, and with which kernel; "" for none. Raises ``Refused``."""
+    verb, *rest = arguments or ("",)
+    do, names_kernel = _VERBS.get(verb, (None, False))
+    if do is None or len(rest) != names_kernel:
+        raise Refused(f"accepted are {', '.join(_VERBS)}; dump, restore, note and remove with an ID")
+    kernel = rest[0] if rest else ""
+    if names_kernel and not _ID.fullmatch(kernel):
+        raise Refused(f"{kernel[:60]!r} is no kernel's ID")
+    return do, kernel
 
 
 def _audit(line: str) -> None:
@@ -1146,6 +1330,11 @@ def _say(answer: dict[str, object]) -> None:
 
 def main(arguments: Sequence[str] | None = None, system: System | None = None) -> int:
     """Do what the command line says; return the exit status."""
+    # No terminal stops it, nor its first process: others' kernels wait for nobody's.
+    with suppress(PermissionError):
+        os.setsid()
+    for each in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(each, lambda *_: None)
     return perform(sys.argv[1:] if arguments is None else arguments, system or System())
 
 
