@@ -18,9 +18,10 @@ from typing import Any, Tuple  # noqa: UP035 - for Python 3.8
 
 Streams = Tuple[asyncio.StreamReader, asyncio.StreamWriter]  # noqa: UP006
 
-#: Seconds for a machine to take a connection, of which there may be several addresses to try, and for a
-#: server to answer.
+#: Seconds for a machine to take a connection, and for a server to answer.
 _CONNECTS_WITHIN, _ANSWERS_WITHIN = 3.0, 10.0
+#: Seconds after which the next address is tried besides.
+_NEXT_AFTER = 0.25
 #: Seconds between two attempts to reach a server that does not answer, and between two looks at whether the
 #: supervisor is still there: nobody tells of its end.
 _AGAIN_AFTER = 1.0
@@ -36,29 +37,52 @@ def proof(key: bytes, *parts: str) -> str:
 async def dial(told: "dict[str, Any]", what: str) -> Streams:
     """Return a connection to the server for ``what``: ``control``, or the name of what the server asked for.
 
-    Raises ``OSError`` where no address answers with the key.
+    Its addresses are tried beside one another, since a firewall may let one of them wait; the one that has
+    answered is the first of ``told`` from then on. Raises ``OSError`` where none answers with the key.
     """
-    key = bytes.fromhex(told["key"])
-    for address in told["addresses"]:
-        try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(address, told["port"]), _CONNECTS_WITHIN
-            )
-        except (OSError, asyncio.TimeoutError):
-            continue
-        try:
-            await asyncio.wait_for(_introduce(reader, writer, key, told["name"], what), _ANSWERS_WITHIN)
-        except (OSError, EOFError, ValueError, asyncio.TimeoutError):
-            writer.close()
-            continue
-        return reader, writer
+    key, chosen = bytes.fromhex(told["key"]), None
+    attempts = [
+        asyncio.ensure_future(_connected(address, told["port"], number * _NEXT_AFTER))
+        for number, address in enumerate(told["addresses"])
+    ]
+    try:
+        # One after the other: a server that several addresses lead to takes one connection for each thing.
+        for each in asyncio.as_completed(attempts):
+            try:
+                address, (reader, writer), theirs = await each
+                introduced = _introduce(reader, writer, key, told["name"], what, theirs)
+                await asyncio.wait_for(introduced, _ANSWERS_WITHIN)
+            except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+                continue
+            chosen = writer
+            told["addresses"] = [address, *(other for other in told["addresses"] if other != address)]
+            return reader, writer
+    finally:
+        for attempt in attempts:
+            attempt.cancel()
+            if attempt.done() and not attempt.cancelled() and attempt.exception() is None:
+                writer = attempt.result()[1][1]
+                if writer is not chosen:
+                    writer.close()
     raise OSError("The server does not answer.")
 
 
+async def _connected(address: str, port: int, after: float) -> "tuple[str, Streams, str]":
+    """Return an address, a connection to it, and what is said there first."""
+    await asyncio.sleep(after)
+    reader, writer = await asyncio.wait_for(asyncio.open_connection(address, port), _CONNECTS_WITHIN)
+    try:
+        theirs = (await asyncio.wait_for(reader.readuntil(), _ANSWERS_WITHIN)).decode().strip()
+    except BaseException:
+        writer.close()
+        raise
+    return address, (reader, writer), theirs
+
+
 async def _introduce(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, name: str, what: str
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, name: str, what: str, theirs: str
 ) -> None:
-    theirs, ours = (await reader.readuntil()).decode().strip(), secrets.token_hex(16)
+    ours = secrets.token_hex(16)
     writer.write(" ".join((name, what, ours, proof(key, "job", what, theirs, ours))).encode() + b"\n")
     answer = (await reader.readuntil()).decode().strip()
     if not hmac.compare_digest(answer, proof(key, "server", what, theirs, ours)):

@@ -73,6 +73,8 @@ _UNREACHED: Final = (
     "Its job runs on {}, which cannot be reached from here, and has not connected to this server either."
 )
 #: Seconds from when a kernel listens until its job is cancelled where neither way leads to it: it has a GPU.
+#: Its job tries all addresses of this server beside one another, and again and again: each time takes less
+#: than half as long, also where a firewall answers nothing (``gpu_pool_kernels.inkernel.reverse_tunnel``).
 _REACHED_BY: Final = 30.0
 _NEVER_REACHED: Final = (
     "Slurm job {job} was given up, and is cancelled: for {seconds:g} s its kernel on {node} could not be "

@@ -99,6 +99,51 @@ async def test_a_job_tells_nothing_to_somebody_else_at_the_port_of_its_server() 
             await reverse_tunnel.dial(told, "control")
 
 
+async def test_an_address_at_which_nothing_answers_keeps_no_other_from_being_tried() -> None:
+    key, seen, ended, left = "11" * 32, list[str](), asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        seen.append("it was given up")
+        writer.close()
+        ended.set()
+
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"00\n")
+        _, what, theirs, _ = (await reader.readuntil()).decode().split()
+        seen.append(what)
+        shown = reverse_tunnel.proof(bytes.fromhex(key), "server", what, "00", theirs)
+        writer.write(shown.encode() + b"\n")
+        await reader.read()
+        writer.close()
+        left.set()
+
+    async with await asyncio.start_server(silent, "127.0.0.2", 0) as nobody:
+        port = nobody.sockets[0].getsockname()[1]
+        async with await asyncio.start_server(answers, "127.0.0.1", port):
+            told = {"addresses": ["127.0.0.2", "127.0.0.1"], "port": port, "name": "1-a", "key": key}
+            _, writer = await reverse_tunnel.dial(told, "control")
+            await ended.wait()
+            assert (seen, told["addresses"]) == (["control", "it was given up"], ["127.0.0.1", "127.0.0.2"])
+            writer.close()
+            await left.wait()
+
+
+async def test_a_server_that_several_addresses_lead_to_has_one_connection(tunnels: ReverseTunnels) -> None:
+    async with await asyncio.start_server(_echo, "127.0.0.1", 0) as kernel:
+        told = await _told(tunnels, "1-a", kernel.sockets[0].getsockname()[1])
+        told["addresses"] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+        serving = asyncio.create_task(reverse_tunnel.serve(told))
+        ports = await _connected(tunnels, "1-a")
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", ports["shell_port"])
+            writer.write(b"hello\n")
+            assert await reader.readuntil() == b"from the job: hello\n"
+            writer.close()
+        assert not serving.done()
+        await _end(serving)
+
+
 async def test_where_all_its_ports_are_taken_the_server_says_so() -> None:
     [port] = free_ports(1)
     async with await asyncio.start_server(_echo, "0.0.0.0", port):
