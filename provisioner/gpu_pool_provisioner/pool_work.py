@@ -328,7 +328,13 @@ class PoolWork:
             except NOT_NOW:
                 await asyncio.sleep(self._driver.session.times.ask_again)
                 continue
-            # It has ended, which whoever asks for its slice again is told.
+            # It has ended, which whoever asks for its slice again is told. No drain is of it any more: the
+            # next cell must not be kept from asking.
+            last = self._driver.session.lease
+            if last is not None and last.hibernates:
+                self.see(replace(last, hibernates=False))
+            if known.hibernates:
+                return events.LeaseNews()
             await asyncio.get_running_loop().create_future()
 
     async def _activity(self, relay: Relay | None = None) -> Activity:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_client import OverQuota, connect, parse_request
+from gpu_pool_client import LeaseGone, OverQuota, connect, parse_request
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.driver import SessionDriver
-from gpu_pool_provisioner.session import events
+from gpu_pool_provisioner.session import effects, events
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
 from support.service import ForkServer, serving
 
@@ -114,3 +114,27 @@ async def test_the_proxy_of_a_kernel_that_was_shut_down_does_not_end_the_next_on
     await in_background(proxy.tell(events.ManagerExpected(0)))  # as it does after a while
     assert await answer(km, "print('well')") == "well\n"
     assert await jupyter_env.leases()
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["ended", "unknown"])
+async def test_no_drain_is_of_a_lease_that_is_gone(
+    jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    async def gone(*_: Any) -> Any:
+        raise LeaseGone("There is no such lease.")
+        yield
+
+    mine = await jupyter_env.asking()
+    await jupyter_env.pool.drain("0", hibernate=True)
+    lease = await jupyter_env.pool.get_lease(mine.session.lease_id or "")
+    await in_background(mine.tell(events.LeaseSeen(lease)))
+    assert mine.session.lease is not None
+    assert mine.session.lease.hibernates
+    await jupyter_env.pool.release(lease.id)
+    if not is_known:
+        monkeypatch.setattr(jupyter_env.pool, "watch", gone)
+    following = mine.pool_work.begin(effects.FollowLease(hibernates=True))
+    assert following is not None
+    assert await in_background(following) == events.LeaseNews()
+    # A cell that comes now is not refused for the drain: it asks, and is told how the lease ended.
+    assert not mine.session.lease.hibernates
