@@ -110,7 +110,8 @@ async def test_one_that_cannot_go_is_told_with_its_reason_and_tried_again_by_the
     async with kernel(jupyter_env, manager, "connected") as (km, page):
         await printed(page, "import socket; listener = socket.create_server(('127.0.0.1', 0))")
         # CRIU does not write connections to what is outside of the kernel.
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        ends: list[asyncio.StreamWriter] = []
+        server = await asyncio.start_server(lambda _, end: ends.append(end), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         await printed(page, f"outside = socket.create_connection(('127.0.0.1', {port}))")
         for _ in range(2):
@@ -127,6 +128,8 @@ async def test_one_that_cannot_go_is_told_with_its_reason_and_tried_again_by_the
         # It is on disk, and would not be there after a restart of the machine.
         assert (status, "hibernate_with_server" in why) == (1, True)
         assert km.provisioner.session.state is State.HIBERNATED
+        for end in ends:
+            end.close()
         server.close()
 
 
