@@ -1,11 +1,9 @@
-"""``hibernated``: the kernels that sleep on this machine's disk; and what other verbs say of them.
-
-What this needs is imported where it is used: ``status`` is asked often, and mostly nobody sleeps.
-"""
+"""``hibernated``: the kernels that sleep on this machine's disk; and what the doctor says of them."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +17,7 @@ import click
 from gpu_pool.cli import screen
 from gpu_pool.cli.formatting import Plain, no_jupyter_folders, safe
 from gpu_pool.cli.session import CommandSession, json_option, verb
-from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, PoolStatus, format_duration, format_memory
+from gpu_pool_client import BadRequest, GpuPoolError, NotAllowed, format_duration, format_memory
 
 if TYPE_CHECKING:
     from gpu_pool.cli.checks import Check
@@ -28,9 +26,7 @@ if TYPE_CHECKING:
 #: What to read about it.
 _HOW: Final = "See what it needs: Kernels that sleep on disk, in the documentation."
 _MIB: Final = 1 << 20
-#: Where other users' kernels sleep, unless the program's settings say otherwise.
-_OF_ALL: Final = "/var/lib/gpu-pool/asleep"
-_COLUMNS: Final = ("Lease", "User", "For", "Asleep for", "Size")
+_COLUMNS: Final = ("ID", "Lease", "User", "For", "Asleep for", "Size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +36,10 @@ class Image:
     #: Who removes it, and by which ID.
     program: Program
     id: str
-    #: Its lease, whose it is, and what that user calls it.
-    lease: str
+    #: The account whose it is, which the program says.
     user: str
+    #: Its lease and what it is called, as that user has noted it; either may be anything, and empty.
+    lease: str
     kernel: str
     #: When it fell asleep, in Unix seconds, and its bytes.
     since: float
@@ -52,9 +49,25 @@ class Image:
     def of(cls, program: Program, said: dict[str, Any]) -> Image:
         """Return one of what a program lists. Raises ``KeyError`` and ``TypeError`` where it is none."""
         note, image = said["note"], said["image"]
-        lease, user, kernel = (str(note[name]) for name in ("lease", "user", "kernel"))
-        since, size = float(image["since"]), int(image["bytes"])
-        return cls(program, said["id"], lease, user, kernel, since, size)
+        lease, kernel = (
+            str(note.get(name, "") if isinstance(note, dict) else "") for name in ("lease", "kernel")
+        )
+        return cls(
+            program,
+            said["id"],
+            _account(said["uid"]),
+            lease,
+            kernel,
+            float(image["since"]),
+            int(image["bytes"]),
+        )
+
+
+def _account(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def folder() -> str:
@@ -66,44 +79,50 @@ def folder() -> str:
 
 def _programs(parent: str = "") -> list[Program]:
     """Return how kernels on disk are listed: by root those in ``parent``, or all of this machine's."""
-    from gpu_pool_provisioner.hibernation.calling import INSTALLED, Program
+    from gpu_pool_provisioner.hibernation.calling import Program
 
     if os.geteuid() != 0:
-        return [Program()] if Path(INSTALLED).exists() else []
-    if parent:
-        return [Program(folder=parent)]
-    return [Program(folder=each) for each in (folder(), "") if Path(each or _OF_ALL).exists()]
+        return [Program(installed=each) for each in _installed()]
+    # Where those of other users sleep the program knows by its settings.
+    return [Program(folder=each) for each in ([parent] if parent else [folder(), ""])]
 
 
-def images(programs: Iterable[Program]) -> list[Image]:
-    """Return the images that programs list, oldest first. Raises ``NotAllowed``."""
-    from gpu_pool_provisioner.hibernation.calling import ProgramRefused, kernels
+def _installed() -> list[str]:
+    """Return the programs by which this user's kernels sleep: the kernelspecs', and the usual one."""
+    from gpu_pool_provisioner.hibernation.calling import INSTALLED
 
-    found = []
+    said = [str(each.get("hibernation_program") or INSTALLED) for each in _configs()]
+    return [each for each in dict.fromkeys((*said, INSTALLED)) if Path(each).exists()]
+
+
+def _configs() -> list[dict[str, Any]]:
+    """Return what the installed kernelspecs say of their provisioner."""
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    try:
+        specs = KernelSpecManager().get_all_specs()
+    except RuntimeError:  # without a home there is no folder of Jupyter's, which other checks say
+        return []
+    said = [each["spec"].get("metadata", {}).get("kernel_provisioner") or {} for each in specs.values()]
+    return [each.get("config") or {} for each in said]
+
+
+def images(programs: Iterable[Program]) -> tuple[list[str], list[Image]]:
+    """Return the folders where programs keep images, and these, oldest first. Raises ``NotAllowed``."""
+    from gpu_pool_provisioner.hibernation.calling import ProgramRefused
+
+    folders, found = dict[str, None](), dict[str, Image]()
     for program in programs:
         try:
-            said = kernels(program)
+            said = program.call("list")
         except ProgramRefused as error:
             what = f"The kernels on disk are not known: {safe(str(error), 600)}"
             raise NotAllowed(what, "To see what is missing do: gpu-pool doctor --hibernation criu") from error
-        for each in said:
-            with suppress(KeyError, TypeError):  # nobody has noted whose it is, or it does not sleep
-                found.append(Image.of(program, each))
-    return sorted(found, key=lambda each: each.since)
-
-
-def asleep(status: PoolStatus) -> dict[str, Image]:
-    """Return the images of parked leases by their ids; none where they can't be read."""
-    parked = {lease.id for lease in status.leases if not lease.slices}
-    try:
-        return {each.lease: each for each in images(_programs()) if each.lease in parked} if parked else {}
-    except (NotAllowed, OSError, RuntimeError):
-        return {}
-
-
-def in_words(image: Image) -> str:
-    """Say what a lease's state is whose kernel sleeps: ``asleep, 320 MiB``."""
-    return f"asleep, {_size(image)}"
+        folders[said["folder"]] = None
+        for each in said["kernels"]:
+            with suppress(KeyError, TypeError):  # it does not sleep
+                found.setdefault(each["id"], Image.of(program, each))
+    return list(folders), sorted(found.values(), key=lambda each: each.since)
 
 
 def _size(image: Image) -> str:
@@ -113,6 +132,7 @@ def _size(image: Image) -> str:
 def plain(image: Image) -> Plain:
     """Return an image: whose it is, since when, and what it takes."""
     return {
+        "id": image.id,
         "lease": image.lease,
         "user": image.user,
         "kernel": image.kernel,
@@ -146,15 +166,8 @@ def check_hibernation(criu: str) -> Iterator[Check]:
 
 def _settings() -> list[tuple[str, str, str]]:
     """Return CRIU, the folder and the program of the kernelspecs whose kernels sleep, or the usual ones."""
-    from jupyter_client.kernelspec import KernelSpecManager
-
     found = [("criu", "", "")] if _is_of_a_course() else []
-    try:
-        specs = KernelSpecManager().get_all_specs()
-    except RuntimeError:  # without a home there is no folder of Jupyter's, which other checks say
-        return []
-    for each in specs.values():
-        config = (each["spec"].get("metadata", {}).get("kernel_provisioner") or {}).get("config") or {}
+    for config in _configs():
         if config.get("hibernate_after") or config.get("hibernate_with_server"):
             names = ("criu", "hibernation_folder", "hibernation_program")
             criu, parent, program = (str(config.get(name) or "") for name in names)
@@ -187,7 +200,7 @@ def _disk(parent: str) -> Iterator[Check]:
     while not there.exists():
         there = there.parent
     free, memory = shutil.disk_usage(there).free // _MIB, psutil.virtual_memory().total // _MIB
-    found = images(_programs(parent)) if Path(parent).exists() else []
+    found = images(_programs(parent))[1] if Path(parent).exists() else []
     taken = format_memory(-(-sum(each.size for each in found) // _MIB))
     text = (
         f"{safe(parent, 300)}: {len(found)} kernels sleep there ({taken}), {format_memory(free)} are free; "
@@ -212,9 +225,10 @@ def _disk(parent: str) -> Iterator[Check]:
 )
 @click.option(
     "--remove",
-    metavar="LEASE",
+    metavar="ID",
     multiple=True,
-    help="Remove the image of this lease: all variables of its kernel are lost. May be repeated.",
+    help="Remove this image, by its ID or, if only one has it, its lease: all variables of its kernel are "
+    "lost. May be repeated.",
 )
 @json_option
 def hibernated(session: CommandSession, parent: str, remove: tuple[str, ...]) -> int:
@@ -229,15 +243,15 @@ def hibernated(session: CommandSession, parent: str, remove: tuple[str, ...]) ->
             "To see yours do: gpu-pool hibernated",
         )
     try:
-        programs, where = _programs(parent), parent or folder()
+        programs = _programs(parent)
     except RuntimeError as error:
         raise no_jupyter_folders() from error
-    found = images(programs)
-    where = safe(where, 300) if os.geteuid() == 0 else "this machine's disk for you"
+    folders, found = images(programs)
+    where = safe(" or ".join(folders), 300) if os.geteuid() == 0 else "this machine's disk for you"
     if remove:
         return _remove(found, remove, where)
     if session.as_json:
-        screen.show_json({"folder": parent or folder(), "images": [plain(each) for each in found]})
+        screen.show_json({"folders": folders, "images": [plain(each) for each in found]})
         return 0
     if not found:
         screen.show(f"No kernel sleeps in {where}.")
@@ -245,7 +259,7 @@ def hibernated(session: CommandSession, parent: str, remove: tuple[str, ...]) ->
     now = time.time()
     rows = [
         [
-            *(safe(each.lease), safe(each.user), safe(each.kernel)),
+            *(each.id, safe(each.lease), safe(each.user), safe(each.kernel)),
             *(format_duration(now - each.since), _size(each)),
         ]
         for each in found
@@ -258,17 +272,24 @@ def _remove(found: Sequence[Image], wanted: Sequence[str], where: str) -> int:
     """Remove images, all or none of those that are named."""
     from gpu_pool_provisioner.hibernation.calling import ProgramRefused
 
-    by_lease = {each.lease: each for each in found}
-    unknown = [each for each in wanted if each not in by_lease]
-    if unknown:
-        what = f"No kernel of the lease {safe(unknown[0])} sleeps in {where}."
-        raise BadRequest(what, "To see which do: gpu-pool hibernated")
-    for lease in dict.fromkeys(wanted):
-        image = by_lease[lease]
+    images = list(dict.fromkeys(_named(found, each, where) for each in wanted))
+    for image in images:
         try:
             image.program.call("remove", image.id)
         except ProgramRefused as error:
             raise NotAllowed(f"It was not removed: {safe(str(error), 300)}", _HOW) from error
-        kernel = safe(image.kernel or "-")
-        click.echo(f"Removed {_size(image)} of the kernel {kernel} (lease {safe(lease)}).")
+        kernel, lease = safe(image.kernel or "-"), safe(image.lease or "-")
+        click.echo(f"Removed {_size(image)} of the kernel {kernel} of {safe(image.user)} (lease {lease}).")
     return 0
+
+
+def _named(found: Sequence[Image], name: str, where: str) -> Image:
+    """Return the image of an ID, or of a lease that no other has noted. Raises ``BadRequest``."""
+    see = "To see which do: gpu-pool hibernated"
+    same = [each for each in found if each.id == name] or [each for each in found if each.lease == name]
+    if not same:
+        raise BadRequest(f"No kernel with the ID or lease {safe(name)} sleeps in {where}.", see)
+    if len(same) > 1:
+        what = f"{len(same)} kernels on disk have noted the lease {safe(name)}: say which by its ID."
+        raise BadRequest(what, see)
+    return same[0]

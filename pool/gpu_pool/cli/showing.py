@@ -13,7 +13,6 @@ import click
 
 from gpu_pool.cli import formatting, screen
 from gpu_pool.cli.formatting import Plain, plain_devices, plain_lease, plain_status
-from gpu_pool.cli.hibernation import asleep, in_words, plain
 from gpu_pool.cli.session import (
     TAKE_ONE,
     CommandSession,
@@ -24,7 +23,7 @@ from gpu_pool.cli.session import (
     json_option,
     verb,
 )
-from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolStatus
+from gpu_pool_client import Lease, LeaseGone, LeaseState, PoolStatus, format_memory
 from gpu_pool_client._processes import family
 
 if TYPE_CHECKING:
@@ -161,16 +160,22 @@ def _others_hold(status: PoolStatus) -> bool:
     return not status.leases and any(device.leases for device in status.devices)
 
 
+def _asleep(status: PoolStatus) -> dict[str, int]:
+    """Return the MiB on disk of each lease whose kernel sleeps there, by its id, as servers say."""
+    said = {each.id: each.hibernation for each in status.leases if each.state is LeaseState.PARKED}
+    return {id_: each.image_mib for id_, each in said.items() if each and each.image_mib is not None}
+
+
 def _plain(status: PoolStatus) -> Plain:
-    return {**plain_status(status), "asleep": [plain(each) for each in asleep(status).values()]}
+    asleep = [{"lease": lease, "image_mib": mib} for lease, mib in _asleep(status).items()]
+    return {**plain_status(status), "asleep": asleep}
 
 
 def _status_table(status: PoolStatus) -> Shown:
-    sleeping = asleep(status)
-    rows = formatting.lease_rows(status, time.time())
+    rows, asleep = formatting.lease_rows(status, time.time()), _asleep(status)
     for row in rows:
-        if (header := sleeping.get(row[-1])) is not None:
-            row[0] = in_words(header)
+        if (mib := asleep.get(row[-1])) is not None:
+            row[0] = f"asleep, {format_memory(mib)}"
     if not rows:
         return _ONLY_OTHERS if _others_hold(status) else "Nothing is held, and nobody waits."
     left_out = {formatting.LIMITS} if screen.is_narrow() else set()

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,9 +249,3 @@ def _why_not_called(installed: str) -> str:
         )
     why = program.untrusted(installed)
     return f"{why}." if why else ""
-
-
-def kernels(program: Program) -> Sequence[dict[str, Any]]:
-    """Return what the program says of this user's kernels, or to root of all. Raises ``ProgramRefused``."""
-    found: Sequence[dict[str, Any]] = program.call("list")["kernels"]
-    return found

@@ -25,7 +25,7 @@ from jupyter_core.paths import jupyter_data_dir
 from gpu_pool_client import Lease
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._requests import memory_in_words
-from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused, kernels
+from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused
 from gpu_pool_provisioner.session import texts
 
 _VERSION: Final = 1
@@ -217,7 +217,7 @@ def _remove_unheld(program: Program, kernel: str) -> None:
 def _found(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
     """Return this user's kernels that sleep, by their IDs."""
     try:
-        found = kernels(program)
+        found = program.call("list")["kernels"]
     except ProgramRefused as error:
         get_logger().warning("What sleeps on disk is not known: %s", error)
         return []

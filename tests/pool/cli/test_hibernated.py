@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pwd
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_pool_client import Pool
+from gpu_pool_client import Hibernation, Pool
 from gpu_pool_provisioner.hibernation.calling import why_not
 from support.terminal import Terminal
 
@@ -27,15 +30,20 @@ def asleep(terminal: Terminal, tmp_path: Path) -> Path:
     return tmp_path / "gpu-pool/asleep"
 
 
-def image(parent: Path, lease: str, mib: int, hours: float = 2) -> Path:
+def named(lease: str, uid: int = 0) -> str:
+    """Return the ID of the kernel of a lease."""
+    return hashlib.md5(f"{lease} {uid}".encode()).hexdigest()
+
+
+def image(parent: Path, lease: str, mib: int, hours: float = 2, uid: int = 0) -> Path:
     """Write what the program keeps of a kernel, as its ``dump`` does; return the image's folder."""
-    folder = parent / hashlib.md5(lease.encode()).hexdigest()
-    note = {"lease": lease, "user": "ada", "kernel": "thesis.ipynb"}
+    folder = parent / named(lease, uid)
+    note = {"lease": lease, "user": "ada", "kernel": "thesis.ipynb"}  # of which the user is not believed
     files = {"pages-1.img": [mib * MIB, "digest"]}
     header = {"since": time.time() - hours * 3600, "listens": [], "files": files}
     (folder / "image").mkdir(parents=True)
     for name, said in (
-        ("kernel.json", {"uid": 0, "user": "root"}),
+        ("kernel.json", {"uid": uid, "user": pwd.getpwuid(uid).pw_name}),
         ("note.json", {"note": note}),
         ("image/header.json", header),
     ):
@@ -55,17 +63,17 @@ def test_they_are_listed_oldest_first(terminal: Terminal, asleep: Path) -> None:
     broken = image(asleep, "3-broken", 1)
     (broken / "header.json").write_text("{}")
     rows = terminal.run("hibernated").stdout.splitlines()
-    assert rows[0].split() == ["Lease", "User", "For", "Asleep", "for", "Size"]
+    assert rows[0].split() == ["ID", "Lease", "User", "For", "Asleep", "for", "Size"]
     assert [row.split() for row in rows[1:]] == [
-        ["2-old", "ada", "thesis.ipynb", "1d6h", "2GiB"],
-        ["1-new", "ada", "thesis.ipynb", "2h", "320MiB"],
+        [named("2-old"), "2-old", "root", "thesis.ipynb", "1d6h", "2GiB"],
+        [named("1-new"), "1-new", "root", "thesis.ipynb", "2h", "320MiB"],
     ]
     assert [each["image_bytes"] // MIB for each in listed(terminal)] == [2048, 320]
 
 
 @as_root
 def test_where_none_sleeps_the_folder_is_named(terminal: Terminal, asleep: Path, tmp_path: Path) -> None:
-    assert terminal.run("hibernated").stdout == f"No kernel sleeps in {asleep}.\n"
+    assert terminal.run("hibernated").stdout.startswith(f"No kernel sleeps in {asleep} or /")
     elsewhere = tmp_path / "elsewhere"
     image(elsewhere, "1-new", 320)
     assert "1-new" in terminal.run("hibernated", "--folder", str(elsewhere)).stdout
@@ -76,11 +84,78 @@ def test_one_is_removed_by_its_lease_and_of_unknown_ones_none(terminal: Terminal
     removed, stays = image(asleep, "1-a", 320), image(asleep, "2-b", 10)
     refused = terminal.run("hibernated", "--remove", "1-a", "--remove", "3-c")
     assert refused.returncode == 2
-    assert "No kernel of the lease 3-c sleeps in" in refused.stderr
+    assert "No kernel with the ID or lease 3-c sleeps in" in refused.stderr
     assert removed.exists()
     done = terminal.run("hibernated", "--remove", "1-a")
-    assert done.stdout == "Removed 320MiB of the kernel thesis.ipynb (lease 1-a).\n"
+    assert done.stdout == "Removed 320MiB of the kernel thesis.ipynb of root (lease 1-a).\n"
     assert (removed.exists(), stays.exists()) == (False, True)
+
+
+@as_root
+def test_whose_one_is_says_the_system_and_a_lease_that_two_have_noted_removes_none(
+    terminal: Terminal, asleep: Path
+) -> None:
+    """A user may note anybody's lease and name."""
+    mine, theirs = image(asleep, "1-a", 320), image(asleep, "1-a", 10, uid=1)
+    assert sorted((each["user"], each["id"]) for each in listed(terminal)) == [
+        (pwd.getpwuid(1).pw_name, named("1-a", 1)),
+        ("root", named("1-a")),
+    ]
+    refused = terminal.run("hibernated", "--remove", "1-a")
+    assert refused.returncode == 2
+    assert "2 kernels on disk have noted the lease 1-a: say which by its ID" in refused.stderr
+    assert terminal.run("hibernated", "--remove", named("1-a", 1)).returncode == 0
+    assert (mine.exists(), theirs.exists()) == (True, False)
+
+
+@as_root
+def test_root_sees_other_users_kernels_where_the_programs_settings_have_them(
+    terminal: Terminal, asleep: Path, tmp_path: Path
+) -> None:
+    elsewhere, etc = tmp_path / "elsewhere", tmp_path / "etc"
+    image(asleep, "1-root", 10)
+    image(elsewhere, "2-theirs", 320, uid=1)
+    (etc / "gpu-pool").mkdir(parents=True)
+    (etc / "gpu-pool/hibernation.json").write_text(json.dumps({"folder": str(elsewhere)}))
+    (etc / "passwd").write_bytes(Path("/etc/passwd").read_bytes())
+    there = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc && exec "$@"', str(etc)]
+    done = subprocess.run(
+        [*there, sys.executable, "-m", "gpu_pool.cli", "hibernated", "--json"],
+        env=terminal.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = json.loads(done.stdout)
+    assert said["folders"] == [str(asleep), str(elsewhere)]
+    assert sorted(each["lease"] for each in said["images"]) == ["1-root", "2-theirs"]
+
+
+def test_a_users_are_listed_by_the_program_that_their_kernelspec_names(
+    terminal: Terminal, asleep: Path, tmp_path: Path
+) -> None:
+    program, folder = tmp_path / "their program", asleep.parents[1] / "kernels/sleeper"
+    program.touch()
+    config = {"hibernate_after": 60, "hibernation_program": str(program)}
+    spec = {"metadata": {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": config}}}
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps({"argv": ["x"], "display_name": "Sleeper", **spec}))
+    sudo = tmp_path / "sudo"
+    sudo.write_text(f"""#!/bin/sh
+[ "$*" = "-n {program} list" ] && echo '{{"ok": true, "folder": "/theirs", "kernels": []}}'
+""")
+    sudo.chmod(0o755)
+    code = (
+        "import os, runpy; os.geteuid = lambda: 1000; runpy.run_module('gpu_pool.cli', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "hibernated", "--json"],
+        env={**terminal.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "/theirs" in json.loads(done.stdout)["folders"]
 
 
 def a_criu(folder: Path, version: str) -> str:
@@ -150,19 +225,24 @@ def test_the_doctor_looks_at_it_where_a_course_says_so(terminal: Terminal, tmp_p
     assert "criu" not in terminal.run("doctor", "--json", env=empty).stdout
 
 
-@as_root
-def test_the_status_says_which_parked_lease_is_asleep(terminal: Terminal, asleep: Path) -> None:
+def test_the_status_says_which_parked_lease_is_asleep_and_asks_no_program(
+    terminal: Terminal, tmp_path: Path
+) -> None:
     parked, held = terminal.hold("50%"), terminal.hold("10%")
 
     async def park(pool: Pool) -> None:
         await pool.park(parked)
+        for lease in (parked, held):
+            await pool.report_hibernation(lease, Hibernation(image_mib=320))
 
     terminal.ask(park)
-    image(asleep, parked, 320)
-    image(asleep, held, 10)
-    shown = terminal.run("status").stdout
+    for name in ("sudo", "criu"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+        (tmp_path / name).chmod(0o755)
+    empty = {"PATH": str(tmp_path)}
+    shown = terminal.run("status", env=empty).stdout
     assert sorted(line.split()[0] for line in shown.splitlines()[1:]) == ["asleep,", "held"]
     assert "asleep, 320MiB" in shown
-    (told,) = json.loads(terminal.run("status", "--json").stdout)["asleep"]
-    assert told.pop("asleep_since") < time.time() - 7000
-    assert told == {"lease": parked, "user": "ada", "kernel": "thesis.ipynb", "image_bytes": 320 * MIB}
+    told = json.loads(terminal.run("status", "--json", env=empty).stdout)["asleep"]
+    assert told == [{"lease": parked, "image_mib": 320}]
+    assert not (tmp_path / "called").exists()
