@@ -108,8 +108,11 @@ def install(user: User, installation: Installation) -> None:
     os.chown(user.home / "week1.ipynb", user.entry.pw_uid, user.entry.pw_gid)
 
 
-def served(user: User, *cells: str) -> list[str]:
-    """Run cells in the kernel of a server of the user's, which sleeps after each, and end that server."""
+def served(user: User, *cells: str, hidden: bool = False) -> list[str]:
+    """Run cells in the kernel of a server of the user's, which sleeps after each, and end that server.
+
+    With ``hidden`` it sees no other user's processes in ``/proc``.
+    """
     environ = environment(user)
     ready = subprocess.run(
         [PYTHON, "-c", "import gpu_pool_provisioner.provisioner, ipykernel"],
@@ -121,15 +124,20 @@ def served(user: User, *cells: str) -> list[str]:
     )
     if ready.returncode:
         pytest.skip(f"other users cannot read this environment: {ready.stderr.decode()[-300:]}")
+    command, identity = [PYTHON, "-c", SERVER, json.dumps(cells)], user.identity
+    if hidden:
+        become = f"setpriv --reuid {user.name} --regid {user.entry.pw_gid} --init-groups"
+        mount = f'mount -t proc -o hidepid=2 proc /proc && exec {become} "$@"'
+        command, identity = ["unshare", "--mount", "sh", "-c", mount, "sh", *command], {}
     done = subprocess.run(
-        [PYTHON, "-c", SERVER, json.dumps(cells)],
+        command,
         cwd=user.home,
         env=environ,
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
-        **user.identity,
+        **identity,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
@@ -156,6 +164,13 @@ def test_a_users_kernel_sleeps_wakes_and_goes_on_with_the_next_server(
     (again,) = served(ada, "print(sum(kept), child.poll())")
     assert "499500 None" in again
     assert "This is your kernel from " in again
+
+
+def test_a_users_kernel_sleeps_and_wakes_where_proc_hides_others_processes(
+    ada: User, installation: Installation
+) -> None:
+    install(ada, installation)
+    assert served(ada, "kept = 1", "print(kept)", hidden=True) == ["", "1\n"]
 
 
 def test_a_user_sees_and_removes_their_own(ada: User, installation: Installation) -> None:
