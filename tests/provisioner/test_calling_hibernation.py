@@ -29,7 +29,7 @@ check) echo '{{"ok": true, "why": "", "version": {version}}}' ;;
 launch) echo '{{"ok": true, "id": "'$(printf %032d 7)'", "pid": '$$', "first": '$$'}}'; cat > /dev/null ;;
 dump) touch $there/begun; cat > /dev/null; touch $there/image; until [ -e $there/may ]; do sleep 0.01; done ;;
 list) echo '{{"ok": true, "kernels": []}}' ;;
-remove) rm -f $there/image; echo '{{"ok": true}}' ;;
+remove) until [ -e $there/may_remove ]; do sleep 0.01; done; rm -f $there/image; echo '{{"ok": true}}' ;;
 *) until [ -e $there/may ]; do sleep 0.01; done ;;
 esac
 """
@@ -46,7 +46,12 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     yield tmp_path
-    (tmp_path / "may").touch()
+    let_go_on(tmp_path)
+
+
+def let_go_on(there: Path) -> None:
+    for name in ("may", "may_remove"):
+        (there / name).touch()
 
 
 def calls(there: Path) -> list[str]:
@@ -98,7 +103,7 @@ async def test_a_dump_that_never_ends_is_given_up(there: Path) -> None:
         await kept.sleep(lease())
     assert kept.poll() is None
     kept.end()
-    (there / "may").touch()
+    let_go_on(there)
     await kept.remove_image()
 
 
@@ -114,12 +119,33 @@ async def test_a_kernel_that_is_shut_down_while_its_image_is_finished_leaves_non
     kept.end()
     with pytest.raises(asyncio.CancelledError):
         await sleeping
-    (there / "may").touch()
+    let_go_on(there)
     await kept.remove_image()
     assert not (there / "image").exists()
     assert calls(there)[-1] == "remove"
     await kept.remove_image()
     assert calls(there).count("remove") == 1
+
+
+async def test_nothing_else_waits_while_an_image_is_removed(there: Path) -> None:
+    kept = await launched(there)
+    sleeping = asyncio.create_task(kept.sleep(lease()))
+
+    async def was_called() -> bool:
+        return "remove" in calls(there)
+
+    async def is_written() -> bool:
+        return (there / "begun").exists()
+
+    await eventually(is_written)
+    sleeping.cancel()
+    kept.end()
+    (there / "may").touch()
+    removing = asyncio.create_task(kept.remove_image())
+    await asyncio.wait({sleeping})
+    await eventually(was_called)
+    (there / "may_remove").touch()
+    await removing
 
 
 async def test_of_a_kernel_that_never_went_to_disk_nothing_is_asked_to_be_removed(there: Path) -> None:
