@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -26,8 +27,10 @@ echo "$3" >> $there/called
 [ $3 = restore ] || read -r line
 case $3 in
 check) echo '{{"ok": true, "why": "", "version": {version}}}' ;;
-launch) echo '{{"ok": true, "id": "'$(printf %032d 7)'", "pid": '$$', "first": '$$'}}'; cat > /dev/null ;;
-dump) touch $there/begun; cat > /dev/null; touch $there/image; until [ -e $there/may ]; do sleep 0.01; done ;;
+launch) echo $$ > $there/pid
+    echo '{{"ok": true, "id": "'$(printf %032d 7)'", "pid": '$$', "first": '$$'}}'; cat > /dev/null ;;
+dump) [ ! -e $there/answer ] || {{ kill -9 $(cat $there/pid); cat $there/answer; exit; }}
+    touch $there/begun; cat > /dev/null; touch $there/image; until [ -e $there/may ]; do sleep 0.01; done ;;
 list) echo '{{"ok": true, "kernels": []}}' ;;
 remove) until [ -e $there/may_remove ]; do sleep 0.01; done; rm -f $there/image; echo '{{"ok": true}}' ;;
 *) until [ -e $there/may ]; do sleep 0.01; done ;;
@@ -125,6 +128,15 @@ async def test_a_kernel_that_is_shut_down_while_its_image_is_finished_leaves_non
     assert calls(there)[-1] == "remove"
     await kept.remove_image()
     assert calls(there).count("remove") == 1
+
+
+async def test_what_is_noted_of_a_kernel_may_be_as_long_as_the_program_takes(there: Path) -> None:
+    image = {"bytes": 7, "since": 0.0, "listens": []}
+    answer = {"ok": True, "note": {"kernel": "x" * 65_536}, "image": image}
+    (there / "answer").write_text(json.dumps(answer) + "\n")
+    kept = await launched(there)
+    assert await kept.sleep(lease()) == 7
+    assert calls(there).count("list") <= 1  # of what killed servers have left, once
 
 
 async def test_nothing_else_waits_while_an_image_is_removed(there: Path) -> None:
