@@ -51,8 +51,8 @@ _LONGEST, _LOOK_EVERY = 600.0, 0.05
 #: What CRIU is told for either way; files that are open and have no name go into the image, up to this size.
 _BOTH = ("--no-default-config", "--manage-cgroups=ignore", "--file-locks", "--link-remap")
 _GHOST_BYTES = 64 << 20
-#: What an image may take beyond a tenth more than its kernel's memory, and what the disk keeps free.
-_MARGIN, _SPARE = 64 << 20, 1 << 30
+#: What an image may take beyond a tenth more than its kernel's memory.
+_MARGIN = 64 << 20
 #: Seconds in which files of the user's must be seen, a call that is given up ends, and a launch has begun.
 _SEEN_WITHIN, _ENDS_WITHIN, _BEGINS_WITHIN = 10.0, 30.0, 60.0
 #: How deep a note may be.
@@ -909,9 +909,9 @@ def _refuse_without_room(call: Call, path: str, most: int) -> None:
 
 
 def _free(folder: str) -> int:
-    """Return the bytes that the disk has for images: a twentieth of it, and 1 GiB at least, stays free."""
+    """Return the bytes that the disk has for images: a twentieth of it stays free."""
     disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize - max(_SPARE, disk.f_blocks * disk.f_frsize // 20)
+    return disk.f_bavail * disk.f_frsize - disk.f_blocks * disk.f_frsize // 20
 
 
 def needs_bytes(pid: int) -> int:
@@ -953,8 +953,6 @@ def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:
             why = "its server has ended."
         elif _size(new, work) > most:
             why = f"its image takes more than the {most // _MIB} MiB that it may."
-        elif _free(new) < 0:
-            why = "the disk has nothing left for it."
         elif time.monotonic() > give_up_at:
             why = f"CRIU has not written it within {_LONGEST:g} seconds."
         if why:
