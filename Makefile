@@ -93,7 +93,7 @@ test-slurm: $(VENV)/.ready-test ## run the tests in jobs of a real Slurm on this
 	@$(BIN)/pytest -m slurm tests/slurm $(TEST_ARGS)
 
 test-hibernation: $(VENV)/.ready-test ## put kernels to sleep on disk by a real CRIU (as root; CRIU names the program)
-	@$(BIN)/pytest -m hibernation tests/provisioner tests/browser $(TEST_ARGS)
+	@$(BIN)/pytest -m hibernation tests/provisioner tests/browser tests/benchmarks $(TEST_ARGS)
 
 test-images: $(VENV)/.ready-test ## build the images with buildah, twice, and start them (see docs/developer/images.md)
 	@$(BIN)/pytest -m images tests/images $(TEST_ARGS)

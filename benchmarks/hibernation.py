@@ -1,6 +1,7 @@
 """Kernels that sleep on disk: to sleep, the image, awake; beside a cold start with the same cells run again.
 
-With a real CRIU, as root; ``CRIU`` names the program. Everything is measured in turn, in one process.
+And the memory of many of them: awake, asleep, and awake again. With a real CRIU, as root; ``CRIU`` names the
+program. The first is measured in turn, in one process, and the second in another one.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import psutil
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
 from benchmarks.report import Line, Skipped, compared, interval
 from benchmarks.sizes import sized
+from gpu_pool_client import connect
 from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
-from gpu_pool_provisioner.session import State
+from gpu_pool_provisioner.session import Session, State
 
 CRIU = os.environ.get("CRIU", "criu")
 ROUNDS = sized(12, 1)
@@ -42,16 +47,25 @@ CELLS = (
     "kept = numpy.random.default_rng(0).standard_normal(39_000_000)",
 )
 LOOK = "assert len(kept) == 39_000_000"
+#: Kernels whose memory is measured, each with numpy and 40 MB; so many are started at once.
+KERNELS = sized(50, 3)
+AT_ONCE = 5
+SMALL = "import numpy; kept = numpy.random.default_rng(0).standard_normal(5_000_000)"
+SMALL_LOOK = "assert len(kept) == 5_000_000"
+#: Seconds without work after which these would go to disk by themselves: they go because of a drain.
+LATER = 3600.0
 
 #: Seconds to sleep, MiB of the image, seconds until awake and of the next cell, and those of starting afresh.
 Round = dict[str, float]
+#: MiB of kernels' processes, of their server's, that the host has available, and of images.
+Stage = dict[str, float]
 
 
 def run() -> Iterator[Line]:
     """Measure and yield the report's lines."""
     if why := why_not(CRIU):
         raise Skipped(f"kernels cannot sleep here: {why} CRIU names the program.")
-    rounds = _in_process()
+    rounds: list[Round] = _in_process("rounds")
     yield _figure("an idle kernel of 300 MB goes to disk: median", rounds, "to_sleep", "s")
     yield _figure("its image", rounds, "image", "MiB")
     yield _figure("it is awake again: median", rounds, "awake", "s")
@@ -62,6 +76,40 @@ def run() -> Iterator[Line]:
         f"cold: a stock kernel, then {'; '.join(CELLS)}",
         unit="s",
     )
+    yield from _of_memory(_in_process("memory"))
+
+
+def _of_memory(stages: Sequence[Stage]) -> Iterator[Line]:
+    """Yield the lines of the stages: before, awake, asleep, awake again."""
+    before, awake, asleep, again = stages
+    made_of = f"before {KERNELS} kernels with numpy and 40 MB each, awake, asleep, awake again"
+    kernels = [each["kernels"] for each in stages]
+    server = [each["server"] for each in stages]
+    host = [before["available"] - each["available"] for each in stages]
+    for what, values in (
+        (f"memory of the processes of {KERNELS} kernels: asleep, to awake", kernels),
+        ("memory of their server's process: asleep, to awake", server),
+        ("what the host has less available than before: asleep, to awake", host),
+    ):
+        points = tuple((float(number), value) for number, value in enumerate(values))
+        all_of_them = ", ".join(f"{value:,.0f}" for value in values)
+        _, ours_awake, ours_asleep, _ = values
+        yield Line(
+            *(what, ours_asleep / ours_awake, f"{all_of_them} MiB: {made_of}"),
+            ours=ours_asleep,
+            yardstick=ours_awake,
+            unit="MiB",
+            points=points,
+        )
+    yield Line(
+        *("memory of the processes: awake again, to before they slept", again["kernels"] / awake["kernels"]),
+        "each after a cell",
+        ours=again["kernels"],
+        yardstick=awake["kernels"],
+        unit="MiB",
+    )
+    images = asleep["images"]
+    yield Line(f"the images of {KERNELS} kernels", images, "on disk", ours=images, unit="MiB")
 
 
 def _figure(what: str, rounds: Sequence[Round], name: str, unit: str, promise: float | None = None) -> Line:
@@ -72,14 +120,16 @@ def _figure(what: str, rounds: Sequence[Round], name: str, unit: str, promise: f
     return Line(what, middle, made_of, promise, ours=middle, unit=unit, interval=(low, high))
 
 
-def _in_process() -> list[Round]:
+def _in_process(what: str) -> Any:
     """Measure in a process with kernelspecs, a store and a folder for images of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = {"slice": "2%", "unattended": False, "hibernate_after": AFTER, "criu": CRIU}
         config["hibernation_folder"] = str(folder / "asleep")
         ours = {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": config}}
-        for kernel, metadata in (("stock", {}), ("sleeper", ours)):
+        later = json.loads(json.dumps(ours))
+        later["kernel_provisioner"]["config"]["hibernate_after"] = LATER
+        for kernel, metadata in (("stock", {}), ("sleeper", ours), ("later", later)):
             spec = folder / "kernels" / kernel
             spec.mkdir(parents=True)
             (spec / "kernel.json").write_text(
@@ -93,12 +143,11 @@ def _in_process() -> list[Round]:
             "GPU_POOL_DEVICES": "A100-SXM4-80GB:1",
             "PYTHONPATH": str(Path(__file__).parents[1]),
         }
-        command = [sys.executable, "-m", "benchmarks.hibernation"]
+        command = [sys.executable, "-m", "benchmarks.hibernation", what]
         done = subprocess.run(command, cwd=name, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
-        found: list[Round] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        return json.loads(done.stdout.splitlines()[-1])
 
 
 async def _started(name: str) -> tuple[AsyncKernelManager, AsyncKernelClient]:
@@ -129,30 +178,47 @@ async def _cold() -> float:
     return seconds
 
 
-async def _sleeps(manager: AsyncKernelManager, client: AsyncKernelClient) -> Round:
-    """Return what it took to sleep, and to wake."""
+def _session(manager: AsyncKernelManager) -> Session:
     provisioner = manager.provisioner
     assert isinstance(provisioner, GPUPoolProvisioner)
+    assert provisioner.session is not None
+    return provisioner.session
 
-    async def until(*states: State) -> float:
-        give_up_at = time.perf_counter() + WITHIN
-        while provisioner.session is None or provisioner.session.state not in states:
-            assert time.perf_counter() < give_up_at, provisioner.session
-            await asyncio.sleep(LOOK_EVERY)
-        return time.perf_counter()
 
-    await _run(client, LOOK)  # it may have gone to sleep while others were measured
-    begins = await until(State.HIBERNATING)
-    to_sleep = await until(State.HIBERNATED) - begins
-    on_disk = provisioner.session and provisioner.session.on_disk
+def _image_mib(manager: AsyncKernelManager) -> int:
+    on_disk = _session(manager).on_disk
     assert on_disk is not None
+    return on_disk.image_mib
+
+
+async def _when(is_so: Callable[[], bool], what: str, within: float = WITHIN) -> float:
+    """Return when it was so; ``what`` says what is waited for."""
+    give_up_at = time.perf_counter() + within
+    while not is_so():
+        assert time.perf_counter() < give_up_at, f"{what}: not within {within:g} s"
+        await asyncio.sleep(LOOK_EVERY)
+    return time.perf_counter()
+
+
+async def _until(manager: AsyncKernelManager, *states: State, within: float = WITHIN) -> float:
+    """Return when the kernel's session was in one of the states."""
+    what = f"a kernel is {' or '.join(each.value for each in states)}"
+    return await _when(lambda: _session(manager).state in states, what, within)
+
+
+async def _sleeps(manager: AsyncKernelManager, client: AsyncKernelClient) -> Round:
+    """Return what it took to sleep, and to wake."""
+    await _run(client, LOOK)  # it may have gone to sleep while others were measured
+    begins = await _until(manager, State.HIBERNATING)
+    to_sleep = await _until(manager, State.HIBERNATED) - begins
+    image_mib = _image_mib(manager)
     began = time.perf_counter()
     cell = asyncio.create_task(_run(client, LOOK))
-    awake = await until(State.RESUMING, State.RUNNING) - began
+    awake = await _until(manager, State.RESUMING, State.RUNNING) - began
     await cell
     return {
         "to_sleep": to_sleep,
-        "image": on_disk.image_mib,
+        "image": image_mib,
         "awake": awake,
         "next": time.perf_counter() - began,
     }
@@ -173,5 +239,67 @@ async def _rounds() -> list[Round]:
     return found
 
 
+def _seen() -> Stage:
+    """Return what is used now; memory that several processes share is divided among them (Pss)."""
+    server = psutil.Process()
+    kernels = 0
+    for each in server.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            kernels += each.memory_full_info().pss
+    of_server, available = server.memory_full_info().pss, psutil.virtual_memory().available
+    return {"kernels": kernels / 2**20, "server": of_server / 2**20, "available": available / 2**20}
+
+
+async def _memory() -> list[Stage]:
+    """Return what is used before there are kernels, by all of them awake, asleep, and awake again."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def begun() -> tuple[AsyncKernelManager, AsyncKernelClient]:
+        async with turn:
+            manager, client = await _started("later")
+            await _run(client, SMALL)
+            return manager, client
+
+    async def woken(client: AsyncKernelClient) -> None:
+        async with turn:
+            await _run(client, SMALL_LOOK)
+
+    # What the first kernel of a process loads is the server's, and there before.
+    manager, client = await _started("later")
+    await _run(client, SMALL)
+    client.stop_channels()
+    await manager.shutdown_kernel(now=True)
+    await _no_process()
+    stages = [_seen()]
+    kernels = await asyncio.gather(*(begun() for _ in range(KERNELS)))
+    stages.append(_seen())
+    async with connect(os.environ["GPU_POOL_URL"]) as pool:
+        await pool.drain("0", hibernate=True)
+        for manager, _ in kernels:
+            await _until(manager, State.HIBERNATED, within=KERNELS * WITHIN)
+        await _no_process()
+        stages.append({**_seen(), "images": float(sum(_image_mib(manager) for manager, _ in kernels))})
+        await pool.drain("0", drained=False)
+    managers = [manager for manager, _ in kernels]
+    await _when(lambda: not any(map(_must_sleep, managers)), "a kernel knows that it may wake")
+    await asyncio.gather(*(woken(client) for _, client in kernels))
+    stages.append(_seen())
+    for manager, client in kernels:
+        client.stop_channels()
+        await manager.shutdown_kernel(now=True)
+    return stages
+
+
+def _must_sleep(manager: AsyncKernelManager) -> bool:
+    """Whether its machine is being emptied, as far as its server knows."""
+    lease = _session(manager).lease
+    return lease is not None and lease.hibernates
+
+
+async def _no_process() -> None:
+    """Wait until every process that this one has started has ended."""
+    await _when(lambda: not psutil.Process().children(), "no process is left")
+
+
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_rounds())))
+    print(json.dumps(asyncio.run({"rounds": _rounds, "memory": _memory}[sys.argv[1]]())))

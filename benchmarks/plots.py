@@ -18,6 +18,10 @@ from matplotlib.axes import Axes
 Row = Mapping[str, Any]
 #: Safe for the colour-blind (Okabe and Ito): ours, and what it is set against.
 OURS, OTHERS = "#0072b2", "#b0b0b0"
+#: Of several that are ours.
+SEVERAL = (OURS, "#e69f00", "#009e73")
+#: When the memory of kernels is measured that go to disk.
+STAGES = ("before", "awake", "asleep", "awake again")
 #: Figures that are further apart than this are drawn logarithmically.
 _WIDE = 5
 
@@ -70,6 +74,24 @@ def scale(rows: Sequence[Row]) -> Any:
         each.set_title(row["what"].partition(" (")[0].partition(" with ")[0], fontsize=10)
         each.grid(alpha=0.3)
     figure.tight_layout()
+    return figure
+
+
+def sleeping(rows: Sequence[Row]) -> Any:
+    """Draw the memory of kernels and their server, and what the host has less of, at each stage."""
+    curves = [row for row in rows if row["points"]]
+    figure, axes = plt.subplots(figsize=(7.5, 3.4))
+    width = 0.8 / len(curves)
+    for number, (row, colour) in enumerate(zip(curves, SEVERAL, strict=False)):
+        places = [stage + (number - (len(curves) - 1) / 2) * width for stage, _ in row["points"]]
+        values = [value for _, value in row["points"]]
+        drawn = axes.bar(places, values, width, color=colour, label=row["what"].partition(":")[0])
+        axes.bar_label(drawn, fmt="{:,.0f}", padding=2, fontsize=8)
+    axes.set_xticks(range(len(STAGES)), STAGES)
+    axes.set_ylabel(curves[0]["unit"])
+    axes.margins(y=0.12)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False)
     return figure
 
 
@@ -136,6 +158,7 @@ PLOTS = {
     "grants": Plot(rates, "stores", "peers"),
     "growth": Plot(growth, "growth"),
     "decisions": Plot(decisions, "decisions"),
+    "hibernation": Plot(sleeping, "hibernation"),
     "cluster": Plot(scale, "cluster"),
     "queues": Plot(waits, "queues"),
 }

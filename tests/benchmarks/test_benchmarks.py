@@ -61,11 +61,15 @@ def test_plots_are_drawn_from_the_rows_without_a_display(tmp_path: Path) -> None
     row = {"what": "a grant at 10 held", "ours": 2.0, "yardstick": 1.0, "ratio": 2.0, "unit": "ms/s"}
     names = ("kernels", "stores", "growth", "decisions")
     of = [{**row, "name": name, "points": [[1, 1], [10, 2]]} for name in names]
+    memory = {**row, "name": "hibernation", "what": "memory of kernels: asleep, to awake", "unit": "MiB"}
+    of += [{**memory, "points": [[0, 0], [1, 100], [2, 1], [3, 110]]}] * 3 + [{**memory, "points": []}]
     (tmp_path / "found.json").write_text(json.dumps({"rows": of}))
     command = [sys.executable, "-m", "benchmarks.plots", tmp_path / "found.json", tmp_path / "plots"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     drawn = {path.name: path.read_bytes()[:8] for path in (tmp_path / "plots").iterdir()}
-    assert drawn == {f"bench-{name}.png": b"\x89PNG\r\n\x1a\n" for name in ("kernels", "grants", *names[2:])}
+    assert drawn == {
+        f"bench-{name}.png": b"\x89PNG\r\n\x1a\n" for name in ("kernels", "grants", *names[2:], "hibernation")
+    }
 
 
 @pytest.mark.long
