@@ -368,7 +368,7 @@ class GPUPoolProvisioner(SliceSettings):
             if self._driver is None or self._driver.session.state is State.ENDED:
                 self._driver = self._new_driver(self.session.lease_id if self.session else None)
                 wanted = self.hibernate_after or self.hibernate_with_server
-                self._sleeps = bool(wanted) and is_ipython(self.kernel_spec.argv) and await self._can_sleep()
+                self._sleeps = bool(wanted) and await self._can_sleep()
                 if not self._sleeps:
                     self._driver.session = replace(self._driver.session, hibernate_after=None)
                 elif self.hibernate_with_server and not self.is_unattended:
@@ -396,19 +396,25 @@ class GPUPoolProvisioner(SliceSettings):
         return float(self.hibernate_after) or None if is_ipython(self.kernel_spec.argv) else None
 
     async def _can_sleep(self) -> bool:
-        """Whether a kernel can sleep here; where none can, log once why."""
-        from gpu_pool_provisioner.hibernation.kept import why_not
-
-        by = self._hibernates_by
-        why = await asyncio.to_thread(why_not, by.criu, by.installed, by.folder)
+        """Whether such a kernel can sleep here; where it can't, log once why."""
+        why = await self._why_it_cannot_sleep()
         if why and why not in _logged:
             _logged.add(why)
             EscapingLogger(self.log).warning("Kernels do not sleep on disk (hibernate_after): %s", why)
         return not why
 
+    async def _why_it_cannot_sleep(self) -> str:
+        """Return why no kernel of this kernelspec can sleep here, in a sentence; empty where one can."""
+        if not is_ipython(self.kernel_spec.argv):
+            return f"{self.kernel_spec.display_name} is no IPython kernel, and only those can."
+        from gpu_pool_provisioner.hibernation.kept import why_not
+
+        by = self._hibernates_by
+        return await asyncio.to_thread(why_not, by.criu, by.installed, by.folder)
+
     async def _sleep_as_its_course_says(self, driver: SessionDriver, after: float | None) -> None:
         """Let the kernel that is about to begin sleep, where no setting says when, and where it can."""
-        if after is None or self.hibernate_after or not is_ipython(self.kernel_spec.argv):
+        if after is None or self.hibernate_after:
             return
         if await self._can_sleep():
             driver.session = replace(driver.session, hibernate_after=after, sleeps_by_terms=True)

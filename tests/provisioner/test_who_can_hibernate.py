@@ -12,6 +12,7 @@ import pytest
 
 from gpu_pool_provisioner.hibernation import program
 from gpu_pool_provisioner.hibernation.calling import why_not
+from support.jupyter_env import TINY, JupyterEnv, Managers, answer
 
 _WHY = why_not("criu-of-nobody") if os.geteuid() == 0 else "only root is asked for no program."
 as_root = pytest.mark.skipif("criu-of-nobody" not in _WHY, reason=f"no kernel sleeps here: {_WHY}")
@@ -124,6 +125,30 @@ def test_a_system_without_namespaces_is_told(tmp_path: Path, kind: str) -> None:
 @as_root
 def test_with_all_that_kernels_can(tmp_path: Path) -> None:
     assert why_not(criu(tmp_path, "4.1"), folder=str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize("who", ["kernelspec", "course"])
+async def test_that_kernels_of_another_language_stay_awake_is_logged_once(
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    who: str,
+) -> None:
+    settings = {"PoolSettings": {"default_course": {"hibernate_after": "1s"}}} if who == "course" else {}
+    (tmp_path / "gpu_pool_config.json").write_text(json.dumps(settings))
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    config = {} if who == "course" else {"hibernate_after": 1}
+    name = jupyter_env.install(f"R {who}", argv=TINY, language="R", **config)
+    for _ in range(2):
+        km = manager(name)
+        await km.start_kernel()
+        await answer(km)
+        assert km.provisioner.session.hibernate_after is None
+    said = [each.getMessage() for each in caplog.records if "sleep on disk" in each.getMessage()]
+    why = f"R {who} is no IPython kernel, and only those can."
+    assert said == [f"Kernels do not sleep on disk (hibernate_after): {why}"]
 
 
 def test_who_does_not_use_it_loads_nothing_of_it() -> None:
