@@ -71,6 +71,7 @@ class Admitting:
                 milli=self._total(each),
                 drained=each.uuid in shut,
                 drained_at=self.drained_at.get(each.uuid),
+                hibernates=False,
             )
             for each in self.universe
         ]

@@ -247,14 +247,14 @@ def hibernated(session: CommandSession, parent: str, remove: tuple[str, ...]) ->
     except RuntimeError as error:
         raise no_jupyter_folders() from error
     folders, found = images(programs)
-    where = safe(" or ".join(folders), 300) if os.geteuid() == 0 else "this machine's disk for you"
+    where = f"in {safe(' or '.join(folders), 300)}" if os.geteuid() == 0 else "on this machine's disk for you"
     if remove:
         return _remove(found, remove, where)
     if session.as_json:
         screen.show_json({"folders": folders, "images": [plain(each) for each in found]})
         return 0
     if not found:
-        screen.show(f"No kernel sleeps in {where}.")
+        screen.show(f"No kernel sleeps {where}.")
         return 0
     now = time.time()
     rows = [
@@ -288,7 +288,7 @@ def _named(found: Sequence[Image], name: str, where: str) -> Image:
     see = "To see which do: gpu-pool hibernated"
     same = [each for each in found if each.id == name] or [each for each in found if each.lease == name]
     if not same:
-        raise BadRequest(f"No kernel with the ID or lease {safe(name)} sleeps in {where}.", see)
+        raise BadRequest(f"No kernel with the ID or lease {safe(name)} sleeps {where}.", see)
     if len(same) > 1:
         what = f"{len(same)} kernels on disk have noted the lease {safe(name)}: say which by its ID."
         raise BadRequest(what, see)

@@ -43,7 +43,6 @@ def gpu_pool(*words: str, **environment: str) -> subprocess.CompletedProcess[str
     [
         (["status"], {}, 7, f"There is no folder for the pool's store: XDG_STATE_HOME is not set, {NO_HOME}"),
         (["kernels", "list"], {}, 2, f"Jupyter has no folder for this user: {NO_HOME}"),
-        (["hibernated"], {}, 2, f"Jupyter has no folder for this user: {NO_HOME}"),
         (["status"], {"GPU_POOL_URL": "unix:~/x"}, 2, f"'~/x' cannot be found: {NO_HOME}"),
         (["status"], {"GPU_POOL_URL": "embedded:~/x"}, 2, f"'~/x' cannot be found: {NO_HOME}"),
         (["serve", "--socket", "~/x"], {}, 2, f"'~/x' cannot be found: {NO_HOME}"),
@@ -57,6 +56,12 @@ def test_what_is_missing_is_said(
     done = gpu_pool(*words, **state, **variables)
     assert said in done.stderr
     assert done.returncode == status
+
+
+def test_to_list_kernels_on_disk_needs_no_home() -> None:
+    done = gpu_pool("hibernated")
+    assert done.stdout == "No kernel sleeps on this machine's disk for you.\n", done.stderr
+    assert done.returncode == 0
 
 
 def test_a_slice_needs_no_home(tmp_path: Path) -> None:

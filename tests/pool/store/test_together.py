@@ -40,7 +40,7 @@ class OpenStore:
 
     def drain_and_fail(self) -> None:
         with self.database.transaction():
-            self.database.run("set_drained", {"id": 1, "drained": 1, "now": 0.0})
+            self.database.run("set_drained", {"id": 1, "drained": 1, "hibernate": 0, "now": 0.0})
             raise ZeroDivisionError
 
 
