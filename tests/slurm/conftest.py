@@ -51,8 +51,7 @@ async def login(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     login = Login(slurm, JupyterEnv(tmp_path, url), [])
     login.configure()
     yield login
-    for each in login.started:
-        await each.shutdown_kernel(now=True)
+    await login.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,8 +27,10 @@ _USED, _WAITED = 4.0, 3.0
 
 
 @pytest.fixture
-def site(accounted: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return slurm_site(accounted, tmp_path, monkeypatch)
+async def site(accounted: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    found = slurm_site(accounted, tmp_path, monkeypatch)
+    yield found
+    await found.env.close()
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,10 @@ class Scancel:
         (self.folder / "away").unlink()
 
     def tried(self) -> list[str]:
-        """Return what it was to cancel meanwhile."""
+        """Return which jobs it was to cancel meanwhile."""
         file = self.folder / "tried"
-        return file.read_text().split() if file.exists() else []
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [line.split()[-1] for line in lines]
 
 
 @pytest.fixture(params=[_AWAY, "Kill job error on job id 1: Unspecified error"])
@@ -84,3 +85,24 @@ async def test_a_job_that_could_not_be_cancelled_is_cancelled_once_slurm_answers
         return not folders and login.jobs() == [taken]
 
     await eventually(is_over)
+
+
+async def test_a_job_of_before_the_cluster_was_set_up_anew_may_have_the_number_of_another(
+    login: Login,
+) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        await page.run("1").done()
+        own = login.slurm.submit("sleep 600", "--job-name=thesis")
+        login.slurm.until(own, "RUNNING")
+        [folder] = (login.env.folder / "data" / "gpu-pool-jobs").iterdir()
+        before = folder.with_name(f"{folder.name.partition('-')[0]}-7-0a1b2c3d-1")
+        shutil.copytree(folder, before)
+        (before / "job").write_text(own)
+
+        async def is_forgotten() -> bool:
+            return not before.exists()
+
+        await eventually(is_forgotten)
+        assert own in login.jobs()
+        assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"

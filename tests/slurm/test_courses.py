@@ -6,6 +6,7 @@ import getpass
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import nbformat
@@ -41,8 +42,10 @@ NOTEBOOK = Notebook("hub", "jupyter-ada", "u", "ada", "", "n1", "server:1", Home
 
 
 @pytest.fixture
-def site(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    return slurm_site(slurm, tmp_path, monkeypatch)
+async def site(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    found = slurm_site(slurm, tmp_path, monkeypatch)
+    yield found
+    await found.env.close()
 
 
 async def test_one_file_says_what_a_job_has_and_what_a_pod_has(site: Site) -> None:

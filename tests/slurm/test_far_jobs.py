@@ -55,8 +55,7 @@ def logged_in(site: FarSite, own: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 async def login(site: FarSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Login]:
     with logged_in(site, tmp_path, monkeypatch) as found:
         yield found
-        for each in found.started:
-            await each.shutdown_kernel(now=True)
+        await found.close()
 
 
 async def _whole_life(login: Login, site: FarSite) -> None:
@@ -200,7 +199,7 @@ async def test_a_node_that_dies_is_told_of_and_the_next_cell_waits_for_it(
                 await again.shows("A node that it needs is down, reserved or in use.")
                 await again.shows("with model=v100 it would start sooner")
         finally:
-            await manager.shutdown_kernel(now=True)
+            await login.close()
 
 
 async def _has_no_job(login: Login) -> bool:

@@ -40,11 +40,8 @@ def site(module_site: FarSite) -> Iterator[FarSite]:
 @pytest.fixture
 async def allocate(site: FarSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Allocate]:
     monkeypatch.chdir(site.shared)  # which is where steps begin
-    with allocating(site.slurm, site.folder(), tmp_path, monkeypatch) as (do, found):
+    async with allocating(site.slurm, site.folder(), tmp_path, monkeypatch) as do:
         yield do
-        for each in found:
-            for manager in each.started:
-                await manager.shutdown_kernel(now=True)
 
 
 async def test_a_kernel_of_a_step_lives_on_another_machine(allocate: Allocate, site: FarSite) -> None:
@@ -121,7 +118,7 @@ async def test_a_machine_that_dies_ends_its_kernels_alone(
     with far_site(folder, more) as site:
         write_drivers(site.shared)
         monkeypatch.chdir(site.shared)
-        with allocating(site.slurm, site.folder(), tmp_path, monkeypatch) as (allocate, _):
+        async with allocating(site.slurm, site.folder(), tmp_path, monkeypatch) as allocate:
             shell = allocate("--nodes=2", "--gres=gpu:1", "--no-kill")
             managers = [await shell.start(f"1 model={kind}") for kind in ("t4", "v100")]
             async with frontend(managers[0]) as one, frontend(managers[1]) as two:

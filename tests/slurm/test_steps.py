@@ -43,11 +43,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 @pytest.fixture
 async def allocate(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Allocate]:
-    with allocating(slurm, tmp_path, tmp_path, monkeypatch) as (do, found):
+    async with allocating(slurm, tmp_path, tmp_path, monkeypatch) as do:
         yield do
-        for each in found:
-            for manager in each.started:
-                await manager.shutdown_kernel(now=True)
 
 
 async def test_kernels_run_on_all_nodes_of_the_job_and_the_next_one_waits(allocate: Allocate) -> None:

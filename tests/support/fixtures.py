@@ -34,7 +34,7 @@ async def jupyter_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     monkeypatch.delenv(DEFAULT_SLICE_VARIABLE, raising=False)
     environment = JupyterEnv(tmp_path, url)
     yield environment
-    await environment.pool.close()
+    await environment.close()
     pools.open_pools.clear()
 
 

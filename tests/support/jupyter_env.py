@@ -19,7 +19,7 @@ from traitlets.config import Config
 from gpu_pool_client import Holder, Lease, LeaseState, Pool, parse_request
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.driver import SessionDriver
-from gpu_pool_provisioner.pools import shared_pool
+from gpu_pool_provisioner.pools import open_pools, shared_pool
 from gpu_pool_provisioner.session import Session
 from support.pools import eventually as eventually
 from support.tiny_kernel import __file__ as tiny_kernel
@@ -45,6 +45,11 @@ class JupyterEnv:
     @property
     def pool(self) -> Pool:
         return shared_pool(self.url)
+
+    async def close(self) -> None:
+        """Close the pool, if this process has opened it: nothing is done for it after its test."""
+        if pool := open_pools.pop((self.url, os.getpid()), None):
+            await pool.close()
 
     async def asking(self, size: str = "2%") -> SessionDriver:
         """Return the session of a kernel that has asked for its slice; it belongs to the background loop."""

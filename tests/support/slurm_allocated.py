@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,11 +74,11 @@ class Allocated:
 Allocate = Callable[..., Allocated]
 
 
-@contextmanager
-def allocating(
+@asynccontextmanager
+async def allocating(
     slurm: Slurm, home: Path, own: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Allocate, list[Allocated]]]:
-    """Return what allocates, and what it has allocated.
+) -> AsyncIterator[Allocate]:
+    """Return what allocates; the kernels of what was allocated end with it, and its pools are closed.
 
     ``home`` is a folder that all nodes have, and ``own`` one that this machine alone may have.
     """
@@ -108,4 +108,8 @@ def allocating(
         found.append(Allocated(slurm, job, JupyterEnv(home, variables["GPU_POOL_URL"]), []))
         return found[-1]
 
-    yield do, found
+    yield do
+    for each in found:
+        for manager in each.started:
+            await manager.shutdown_kernel(now=True)
+        await each.env.close()

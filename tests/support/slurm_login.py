@@ -32,5 +32,11 @@ class Login:
         memory = 'c.SlurmSettings.gpu_memory = {"v100": 32, "t4": 16}\n'
         (self.env.folder / "config" / "gpu_pool_config.py").write_text("".join([memory, *lines]))
 
+    async def close(self) -> None:
+        """End its kernels, and close its pool."""
+        for each in self.started:
+            await each.shutdown_kernel(now=True)
+        await self.env.close()
+
     def jobs(self) -> list[str]:
         return self.slurm.run("squeue", "--noheader", "--format=%A").split()

@@ -263,6 +263,8 @@ class LocalBackend(Backend):
             self._job_end.close()
         self._driver.close()
         self._finder.close()
+        if self._steps is not None:
+            await self._steps.close()
         await self.enforcer.close()
 
 

@@ -266,7 +266,7 @@ class SlurmBackend(Backend):
             await self._end(lease_id)
         for name, number in shown.items():
             if name.removeprefix(self._name("")) not in live and number in self.watch.jobs:
-                await self._cancel(number)
+                await self._cancel(number, name)
         if self._jobs:
             self.watch.keep()
 
@@ -513,7 +513,7 @@ class SlurmBackend(Backend):
             with suppress(OSError):  # it is gone, or the disk is full: others take it for cancelled then
                 (job.folder / _ENDED).touch()
         if not (job.is_cancelled or job.seen.is_over):
-            await self._cancel(job.id)
+            await self._cancel(job.id, self._name(lease_id))
             job.is_cancelled = True
 
     async def _end(self, lease_id: str) -> None:
@@ -525,10 +525,14 @@ class SlurmBackend(Backend):
             shutil.rmtree(job.folder, ignore_errors=True)
             self._tunnels.forget(lease_id)
 
-    async def _cancel(self, number: str) -> None:
-        """Cancel a job. Raises ``PoolUnreachable`` where it may not have ended."""
+    async def _cancel(self, number: str, name: str) -> None:
+        """Cancel the job of this number and name. Raises ``PoolUnreachable`` where it may not have ended.
+
+        A cluster that was set up anew counts from one again: the number that stands in a folder of the days
+        before may be that of another job of this user.
+        """
         try:
-            await self._ask("scancel", number)
+            await self._ask("scancel", f"--name={name}", number)
         except NotAllowed as error:
             with suppress(TimeoutError):
                 found = await self._worker.run(lambda: last_of(number), _WITHIN)

@@ -400,6 +400,12 @@ class StepHost:
         """See ``KernelHost.stop_waiting``."""
         self._is_stopped = True
 
+    async def close(self) -> None:
+        """End all steps: they end with this process at the latest."""
+        self.stop_waiting()
+        await asyncio.gather(*map(self._end, list(self._steps)))
+        self._threads.shutdown()
+
 
 def _remove_leftovers(own_job: str) -> None:
     """Remove what steps of jobs that are over have left: all of a job may be killed at its end."""
