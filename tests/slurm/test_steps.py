@@ -16,7 +16,7 @@ import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from gpu_pool_client import Holder, NeverFits, parse_request
+from gpu_pool_client import Holder, NeverFits, PoolUnreachable, parse_request
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, eventually
 from support.nvml_stub import Machine
@@ -335,6 +335,28 @@ async def test_a_node_that_does_not_answer_is_left_out_and_doctor_says_why(
     checks = json.loads(_command("doctor", "--json").stdout)["checks"]
     [broken] = [each for each in checks if each["name"] == "slurm nodes" and each["state"] == "broken"]
     assert "on n2: Slurm's srun fails: no such luck" in broken["text"]
+
+
+async def test_what_only_a_silent_node_could_grant_is_not_said_to_fit_never(
+    allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = allocate("--nodes=2", "--gres=gpu:1")
+    _silence(shell, tmp_path, monkeypatch)
+    monkeypatch.setattr("gpu_pool.slurm.steps._AGAIN_AFTER", 0.0)
+    told = "Slurm job {} have said yet which GPUs they have (n2: Slurm's srun fails: no such luck)."
+    with pytest.raises(PoolUnreachable, match=re.escape(told.format(shell.job))):
+        await shell.ask("20% model=t4")
+    (tmp_path / "waits").touch()
+    (tmp_path / "may").touch()
+
+    async def has_both() -> bool:
+        await shell.ask("20%")
+        return len((await shell.env.pool.status()).devices) == 2
+
+    await eventually(has_both)
+    await shell.ask("20% model=t4")
+    with pytest.raises(NeverFits, match="no GPU here matches that"):
+        await shell.ask("20% model=a100")
 
 
 async def test_the_pool_does_not_wait_while_a_silent_node_is_asked_again_alone(

@@ -81,7 +81,7 @@ def _gpus(config: Mapping[str, str], nodes: str) -> Iterator[Check]:
             "slurm gpus",
             "broken",
             f"{where} has none",
-            "Name another: c.SlurmSettings.partition; see sinfo -o '%P %G'",
+            "Name another: c.SlurmSettings.partition; see sinfo --all -o '%P %G'",
         )
         return
     told = [

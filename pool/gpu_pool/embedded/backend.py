@@ -24,6 +24,8 @@ from gpu_pool.embedded.allocation import (
 from gpu_pool.enforcement import Isolation
 from gpu_pool.enforcement.enforcer import Enforcer
 from gpu_pool.enforcement.machine import owned, unowned
+from gpu_pool.policy import admission
+from gpu_pool.policy.queue_state import Rules
 from gpu_pool.pool.backend import Adapted, Backend, DevicesFound, LeasesObserved, PoolSide
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import registration
@@ -201,12 +203,25 @@ class LocalBackend(Backend):
     ) -> Adapted:
         """Return the request as it is: here it is granted to the thousandth, on whatever fits.
 
-        What is no kernel runs where it was started, and has GPUs of this node alone.
+        What is no kernel runs where it was started, and has GPUs of this node alone. Raises
+        ``PoolUnreachable`` where a node of the job may have what it asks for, and has not said so.
         """
         known, job = self._finder.known, self._allocation
-        if self._shares and known is not None and job is not None:
-            check_fits(request, known.devices, self._shares, job)
-        if self._steps is None or known is None or holder is None or holder.yields:
+        is_kernel = holder is None or holder.yields
+        missing = self._steps.missing() if self._steps is not None and is_kernel else ""
+        try:
+            if self._shares and known is not None and job is not None:
+                check_fits(request, known.devices, self._shares, job)
+            if missing and known is not None:
+                admission.check(request, known.devices, Rules())
+        except NeverFits as error:
+            if missing:
+                raise PoolUnreachable(
+                    f"You asked for {request.named}; {missing}",
+                    "They are asked again once a minute: start the kernel again then.",
+                ) from error
+            raise
+        if self._steps is None or known is None or is_kernel:
             return Adapted(request)
         here = [each.uuid for each in known.devices if not each.node]
         if not here and known.devices:

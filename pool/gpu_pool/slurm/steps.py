@@ -250,6 +250,14 @@ class StepHost:
         self.others = self.known() or self._found(OtherNodes())
         return self.others
 
+    def missing(self) -> str:
+        """Say which nodes have not said what they have, and why not, in sentences; empty where all have."""
+        problems = self.others.problems if self.others is not None else {}
+        if not problems:
+            return ""
+        told = "; ".join(f"{name}: {why}" if name else why for name, why in problems.items()).rstrip(".")
+        return f"not all nodes of Slurm job {self._job} have said yet which GPUs they have ({told})."
+
     def look_again(self) -> None:
         """Ask nodes again that did not answer, if it is time; nobody waits for that."""
         if self.others is not None and self.others.is_due and not self._is_looking:
