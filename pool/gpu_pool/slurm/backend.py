@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
@@ -28,6 +28,7 @@ from gpu_pool.settings import load_config, load_settings
 from gpu_pool.slurm import jobs, launching
 from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.jobs import Job
+from gpu_pool.slurm.kernel_jobs import ENDED, KernelJob
 from gpu_pool.slurm.launching import ALONE
 from gpu_pool.slurm.reverse_tunnels import ReverseTunnels
 from gpu_pool.slurm.settings import SlurmSettings
@@ -69,59 +70,10 @@ _FOR_KERNELS: Final = (
     "A slice of a Slurm cluster is a kernel's, whose job is started with it.",
     "Start a command by Slurm itself: srun --gres=gpu:1 COMMAND.",
 )
-_UNREACHED: Final = (
-    "Its job runs on {}, which cannot be reached from here, and has not connected to this server either."
-)
-#: Seconds from when a kernel listens until its job is cancelled where neither way leads to it: it has a GPU.
-#: Its job tries all addresses of this server beside one another, and again and again: each time takes less
-#: than half as long, also where a firewall answers nothing (``gpu_pool_kernels.inkernel.reverse_tunnel``).
-_REACHED_BY: Final = 30.0
-_NEVER_REACHED: Final = (
-    "Slurm job {job} was given up, and is cancelled: for {seconds:g} s its kernel on {node} could not be "
-    "reached from here, and {node} could not connect to this server at {addresses} either. One of both has "
-    "to be possible. Ask your administrator, who can set c.SlurmSettings.server_address and server_ports."
-)
-#: Files in a job's folder: its id, once it was submitted; and that one of this pool's processes has ended it.
+#: The file in a job's folder with its id, once it was submitted.
 _SUBMITTED: Final = "job"
-_ENDED: Final = "ended"
 #: Seconds between two looks at the folders of jobs.
 _FOLDERS_EVERY: Final = 3.0
-_SUSPENDED: Final = "Slurm has suspended its job: it goes on once it is resumed."
-_IN_PROFILE: Final = "Its job has begun, and runs the profile of its login shell."
-_STAGES: Final = {"CONFIGURING": "Its node is being prepared.", "RUNNING": "Its job has begun."}
-
-
-@dataclass(slots=True)
-class KernelJob:
-    """The job of one lease's kernel, as this process knows it."""
-
-    id: str
-    folder: Path
-    #: What it was launched with; None where another process has launched it.
-    command: KernelCommand | None
-    #: What it asks for; None there, too.
-    request: SliceRequest | None = None
-    #: That it is to end, and that Slurm knows it: it may not answer meanwhile.
-    ended_by_us: bool = False
-    is_cancelled: bool = False
-    #: How it was seen last.
-    seen: Job = field(default_factory=lambda: Job("", "PENDING"))
-    #: What its main process has said of where it listens.
-    ports: Mapping[str, int] = field(default_factory=dict)
-    #: Where its kernel is reached from here; empty as long as it is not.
-    address: str = ""
-    #: When this process first knew of it, and that it listens, by the monotonic clock.
-    known_at: float = field(default_factory=time.monotonic)
-    listens_at: float = float("inf")
-    #: Why it is given up; empty as long as it is not.
-    given_up: str = ""
-
-    def was_taken(self) -> str:
-        """Say why it has ended, if nobody has ended it who may; empty otherwise."""
-        if self.ended_by_us or not (why := self.given_up or jobs.how_ended(self.seen)):
-            return ""
-        # Whoever launched it removes its folder, and says before in it that the job is ended.
-        return why if self.folder.is_dir() and not (self.folder / _ENDED).exists() else ""
 
 
 class SlurmBackend(Backend):
@@ -421,7 +373,7 @@ class SlurmBackend(Backend):
                 raise BadRequest("No kernel was started on this slice by this server.", "Start one.")
             self.watch.keep()
             await self._see(job)
-            await self._reach(lease_id, job)
+            await job.reach(self._tunnels.ports(lease_id), self._addresses, self._own)
             found = self._state(lease_id, job)
             if why := job.was_taken():  # whoever reads of it would give the lease back, as if that were all
                 await self.pool.end_taken(lease_id, Taken(EndReason.TAKEN, why))
@@ -446,62 +398,10 @@ class SlurmBackend(Backend):
             if not had_ports and launching.has_begun(job.folder):
                 return
 
-    async def _reach(self, lease_id: str, job: KernelJob) -> None:
-        """Find out how a kernel that runs is reached: on its node, or by the tunnel that its job opens."""
-        if not job.ports:
-            job.ports, node = launching.read_ports(job.folder)
-            if job.ports:
-                job.listens_at = time.monotonic()
-            if job.seen.waits and node:
-                job.seen = replace(job.seen, state="RUNNING", node=node)
-        if job.address or not job.ports or not job.seen.node or job.seen.is_over:
-            return
-        address = self._addresses.get(job.seen.node, job.seen.node)
-        if await launching.answers(address, job.ports["supervisor"]):
-            job.address = address
-        elif through := self._tunnels.ports(lease_id):
-            job.address, job.ports = "127.0.0.1", through
-        else:
-            if time.monotonic() > job.listens_at + _REACHED_BY:
-                job.given_up = _NEVER_REACHED.format(
-                    job=job.id, seconds=_REACHED_BY, node=job.seen.node, addresses=" or ".join(self._own)
-                )
-            return
-        how = f"at {address}" if job.address == address else f"through the tunnel from {job.seen.node}"
-        get_logger().info("The kernel of Slurm job %s is reached %s.", job.id, how)
-
     def _state(self, lease_id: str, job: KernelJob) -> KernelPod:
-        now = self._phase(lease_id, job)
+        now = job.phase(self.place(lease_id), self.watch.trouble)
         told = f"{job.id} {now.phase.value} {now.message} {now.address}"
         return replace(now, version=hashlib.sha256(told.encode()).hexdigest()[:12])
-
-    def _phase(self, lease_id: str, job: KernelJob) -> KernelPod:
-        if job.ended_by_us:
-            return KernelPod("", PodPhase.ENDED, message="It was ended.")
-        if job.given_up:
-            return KernelPod("", PodPhase.ENDED, message=job.given_up)
-        if job.seen.is_over:
-            why = jobs.how_ended(job.seen)
-            code = None if why else job.seen.exit_status or 0
-            return KernelPod("", PodPhase.ENDED, message=why or self._failed(job, code or 0), exit_code=code)
-        trouble = self.watch.trouble or (_SUSPENDED if job.seen.state in ("SUSPENDED", "STOPPED") else "")
-        if job.address:
-            return KernelPod("", PodPhase.RUNNING, job.address, trouble, ports=job.ports)
-        place = self.place(lease_id)
-        if place is not None:
-            return KernelPod("", PodPhase.QUEUED, message=trouble or place.told(time.time()))
-        if job.ports and job.seen.node:
-            trouble = trouble or _UNREACHED.format(job.seen.node)
-        stage = _STAGES.get(job.seen.state, "")
-        if job.seen.state == "RUNNING" and not job.ports and launching.is_in_profile(job.folder):
-            stage = _IN_PROFILE
-        return KernelPod("", PodPhase.STARTING, message=trouble or stage)
-
-    def _failed(self, job: KernelJob, code: int) -> str:
-        why = launching.never_began(job.folder, code)
-        if not code and not why:
-            return ""
-        return f"Slurm job {job.id} ended with status {code}.{why}{launching.last_words(job.folder)}"
 
     async def end(self, lease_id: str) -> None:
         """See ``KernelHost.end``."""
@@ -511,7 +411,7 @@ class SlurmBackend(Backend):
         if not job.ended_by_us:
             job.ended_by_us = True
             with suppress(OSError):  # it is gone, or the disk is full: others take it for cancelled then
-                (job.folder / _ENDED).touch()
+                (job.folder / ENDED).touch()
         if not (job.is_cancelled or job.seen.is_over):
             await self._cancel(job.id, self._name(lease_id))
             job.is_cancelled = True
