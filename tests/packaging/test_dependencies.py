@@ -33,6 +33,8 @@ OF_KERNELS = {"IPython", "torch"}
 #: What a Hub has whose spawner is another than those of our extras, as its example says.
 OF_HUBS = {"batchspawner", "docker", "dockerspawner", "systemdspawner"}
 PACKAGES = ("kernels", "pool", "pool_client", "provisioner", "spawner")
+#: What of the privileged program is installed apart from us.
+PROGRAM = "provisioner/gpu_pool_provisioner/hibernation/program"
 
 
 @functools.cache
@@ -55,7 +57,7 @@ def _names(extra: str, extras: dict[str, list[str]]) -> Iterator[str]:
 
 def imported(folder: str) -> dict[str, str]:
     """Return the packages of others that the modules in a folder import, each with one of the modules."""
-    ours = {path.stem for root in (*PACKAGES, "tests", ".") for path in (ROOT / root).iterdir()}
+    ours = {path.stem for root in (*PACKAGES, PROGRAM, "tests", ".") for path in (ROOT / root).iterdir()}
     found = {}
     for path in (ROOT / folder).rglob("*.py"):
         for name in _imports(ast.parse(path.read_text())):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Holder, Lease, LeaseState, parse_request
-from gpu_pool_provisioner.hibernation import program
 from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused, why_not
 from gpu_pool_provisioner.hibernation.kept import KeptKernel
+from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.values import VERSION
 from gpu_pool_provisioner.launchers.base import StaysAwakeError
 from support.jupyter_env import eventually
 
@@ -42,7 +42,7 @@ esac
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the folder by which a program is told how to go on that stands in for sudo."""
     sudo = tmp_path / "sudo"
-    sudo.write_text(SUDO.format(folder=tmp_path, version=program.VERSION))
+    sudo.write_text(SUDO.format(folder=tmp_path, version=VERSION))
     sudo.chmod(0o755)
     (tmp_path / "program").touch()
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

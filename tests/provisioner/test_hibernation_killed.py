@@ -142,7 +142,7 @@ class Machine:
         for each in psutil.process_iter():
             with suppress(psutil.Error):
                 words = " ".join(each.cmdline())
-                is_ours = (folder in words or program.__file__ in words) and SERVER not in words
+                is_ours = (folder in words or program.FOLDER in words) and SERVER not in words
                 if is_ours or each.environ().get(MARK) == folder:
                     found.append(
                         (each.pid, _role(words, parent=" ".join(psutil.Process(each.ppid()).cmdline())))
@@ -225,16 +225,14 @@ _CALLS: Final = ("dump", "restore", "note", "remove")
 
 def _role(words: str, parent: str) -> str:
     """Return what a process is, by its command line and that of its parent."""
-    if program.__file__ in words:  # the first process of the kernel's pid namespace is forked from a call
+    if program.FOLDER in words:  # the first process of the kernel's pid namespace is forked from a call
         return (
-            "first"
-            if program.__file__ in parent
-            else words.split()[-2 if words.split()[-2] in _CALLS else -1]
+            "first" if program.FOLDER in parent else words.split()[-2 if words.split()[-2] in _CALLS else -1]
         )
     if " dump " in words or " restore " in words:
         return "criu"
     if "ipykernel_launcher" in words:
-        return "reaper" if program.__file__ in parent else "kernel"
+        return "reaper" if program.FOLDER in parent else "kernel"
     return "other"
 
 

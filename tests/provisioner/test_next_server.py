@@ -19,6 +19,7 @@ from tornado.httpclient import HTTPResponse
 
 from gpu_pool_client import LeaseState
 from gpu_pool_provisioner.driver import SessionDriver
+from gpu_pool_provisioner.hibernation import program as privileged
 from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.session import State
 from support.frontend import Frontend, frontend, listening
@@ -316,7 +317,7 @@ kept = 1
     starter = await started(jupyter_env, kernel, "kept")
     await eventually(in_time(begun.exists))
     (image,) = images(jupyter_env)
-    words = ("program.py", "restore", image.parent.name)
+    words = (privileged.FOLDER, "restore", image.parent.name)
     keeper = next(
         each
         for each in psutil.process_iter(["cmdline"])

@@ -43,7 +43,7 @@ def test_another_user_than_root_is_told_what_is_missing(
     assert said.startswith(
         f"there is no {missing}, which writes the kernels of other users than root to disk"
     )
-    assert said.endswith(f"sudo install -D -o root -g root -m 0755 {program.__file__} {missing}")
+    assert said.endswith(f"sudo install -D -o root -g root -m 0755 gpu-pool-hibernation {missing}")
 
 
 @pytest.mark.usefixtures("as_user")
@@ -109,11 +109,11 @@ def test_a_system_without_namespaces_is_told(tmp_path: Path, kind: str) -> None:
     """Asked of the program itself, for which its tests say where things are."""
     (tmp_path / f"max_{kind}_namespaces").write_text("0\n")
     code = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('program', {program.__file__!r})\n"
-        "sys.modules['program'] = found = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(found)\n"
-        f"sys.exit(found.main(['check'], found.System(limits={str(tmp_path)!r})))\n"
+        "import sys\n"
+        f"sys.path.insert(0, {program.FOLDER!r})\n"
+        "from gpu_pool_hibernation.command import main\n"
+        "from gpu_pool_hibernation.values import System\n"
+        f"sys.exit(main(['check'], System(limits={str(tmp_path)!r})))\n"
     )
     request = json.dumps({"settings": {"folder": str(tmp_path)}}) + "\n"
     done = subprocess.run(

@@ -9,21 +9,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_pool_provisioner.hibernation import program
+from gpu_pool_provisioner.hibernation.program import archive
 
 CRIU = os.environ.get("CRIU", shutil.which("criu") or "/usr/sbin/criu")
 #: Runs the program with settings of a test's own: an installed one reads them where the system has its own.
 _INSTALLED = """#!/usr/bin/python3 -I
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("program", {program!r})
-sys.modules["program"] = program = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(program)
-sys.exit(program.main(system=program.System(settings={settings!r})))
+import sys
+sys.path.insert(0, {program!r})
+from gpu_pool_hibernation.command import main
+from gpu_pool_hibernation.values import System
+{before}
+sys.exit(main(system=System(settings={settings!r})))
 """
 
 
@@ -145,11 +147,16 @@ class Installation:
         self.folder, self.asleep = folder, folder / "asleep"
         self.program = folder / "gpu-pool-hibernation"
         self._settings = folder / "hibernation.json"
-        source = folder / "program.py"
-        shutil.copy(program.__file__, source)
-        self.program.write_text(_INSTALLED.format(program=str(source), settings=str(self._settings)))
-        self.program.chmod(0o755)
+        self.archive = folder / "archive"
+        self.archive.write_bytes(archive.archive())
+        self.install()
         self.configure()
+
+    def install(self, before: str = "") -> None:
+        """Write what calls the program, which does something before."""
+        text = _INSTALLED.format(program=str(self.archive), settings=str(self._settings), before=before)
+        self.program.write_text(text)
+        self.program.chmod(0o755)
 
     def configure(self, **settings: Any) -> Path:
         """Write the settings; return their file."""
@@ -198,3 +205,91 @@ def python_for_users() -> str:
     if said.stdout.decode().strip() != str(sys.version_info[:2]):
         return f"{PYTHON} is not the version of Python that runs the tests."
     return ""
+
+
+#: Counts in a file of its own for as long as it lives, with what kernels have besides.
+COUNTS = """
+import os, socket, subprocess, sys, tempfile, threading, time
+log = open("count", "w+")
+listening = socket.create_server(("127.0.0.1", 0))
+temporary = tempfile.TemporaryFile()
+temporary.write(b"x" * 1000); temporary.flush()
+child = subprocess.Popen(["sleep", "600"])
+beats = 0
+def beat():
+    global beats
+    while True:
+        beats += 1
+        time.sleep(0.01)
+threading.Thread(target=beat, daemon=True).start()
+while True:
+    temporary.seek(0)
+    words = (beats, os.getpid(), os.readlink("/proc/self"), len(temporary.read()), child.poll())
+    log.seek(0); log.truncate()
+    print(*words, listening.getsockname()[1], "", file=log, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def until(is_so: Callable[[], object], within: float = 60) -> None:
+    give_up_at = time.monotonic() + within
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def pids_in(namespace: str) -> list[int]:
+    """Return the processes of a pid namespace."""
+
+    def is_there(pid: str) -> bool:
+        try:
+            return os.readlink(f"/proc/{pid}/ns/pid") == namespace
+        except OSError:
+            return False
+
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit() and is_there(each.name)]
+
+
+def said(user: User) -> list[str]:
+    words: list[str] = []
+
+    def has_all() -> bool:
+        file = user.home / "count"
+        words[:] = file.read_text().split() if file.exists() else []
+        return len(words) == 6
+
+    until(has_all)
+    return words
+
+
+def asleep(user: User, code: str = COUNTS) -> str:
+    """Put a kernel to disk; return its ID."""
+    kernel = user.launch([PYTHON, "-c", code])
+    assert kernel.answer["ok"], kernel.answer
+    if code is COUNTS:
+        said(user)
+    else:
+        until((user.home / "ready").exists)
+    told = user.call("dump", kernel.id)
+    assert told["ok"], told
+    return kernel.id
+
+
+def goes_on(user: User, kernel: str) -> bool:
+    (found,) = [each for each in user.call("list")["kernels"] if each["id"] == kernel]
+    return bool(found["goes_on"])
+
+
+def child_of(pid: int) -> int:
+    """Return the program's process, which sudo has run."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def started(pid: int) -> int:
+    """Return when a process has started, in ticks (proc(5))."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

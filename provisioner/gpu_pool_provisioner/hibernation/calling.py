@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_pool_provisioner.hibernation import program
+from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.callers import untrusted
+from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.values import VERSION
 
 #: Where the administrator installs the program.
 INSTALLED: Final = "/usr/local/libexec/gpu-pool-hibernation"
@@ -78,7 +80,7 @@ class Program:
     def command(self, *words: str) -> list[str]:
         """Return the command that does what ``words`` say."""
         if os.geteuid() == 0:
-            return [sys.executable, "-I", "-S", program.__file__, *words]
+            return [sys.executable, "-I", "-S", program.FOLDER, *words]
         return ["sudo", "-n", self.installed, *words]
 
     def request(self, **more: Any) -> bytes:
@@ -234,7 +236,7 @@ def _why_not(criu: str, installed: str, folder: str) -> str:
         return f"{error} Whoever administers this machine allows it by a line in {_SUDOERS}: {line}"
     except ProgramRefused as error:
         return f"{error}"
-    if answer.get("version") != program.VERSION:
+    if answer.get("version") != VERSION:
         return f"{installed} is another version's: install that of this version."
     return str(answer["why"])
 
@@ -245,7 +247,7 @@ def _why_not_called(installed: str) -> str:
     if not Path(installed).exists():
         return (
             f"there is no {installed}, which writes the kernels of other users than root to disk: "
-            f"sudo install -D -o root -g root -m 0755 {program.__file__} {installed}"
+            f"{program.INSTALL} {installed}"
         )
-    why = program.untrusted(installed)
+    why = untrusted(installed)
     return f"{why}." if why else ""

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 from gpu_pool_client import Lease, Process
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.hibernation import left, program
+from gpu_pool_provisioner.hibernation import left
 from gpu_pool_provisioner.hibernation.calling import (
     INSTALLED,
     Program,
@@ -29,6 +29,7 @@ from gpu_pool_provisioner.hibernation.calling import (
     too_late,
     why_not,
 )
+from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.processes import needs_bytes
 from gpu_pool_provisioner.launchers.base import CannotWakeError, ImageGoneError, StaysAwakeError
 from gpu_pool_provisioner.launchers.process import ContinuedProcess
 
@@ -272,7 +273,7 @@ class KeptKernel:
     @property
     def needs_bytes(self) -> int:
         """How many bytes it takes at most to put it to disk; 0 where it is there."""
-        return 0 if self.poll() is not None else program.needs_bytes(self.pid)
+        return 0 if self.poll() is not None else needs_bytes(self.pid)
 
     def end(self) -> None:
         """End the process that it has, or is about to have."""

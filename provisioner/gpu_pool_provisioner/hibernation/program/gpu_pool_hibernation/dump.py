@@ -1,0 +1,101 @@
+"""The verb ``dump``: a kernel is written, and ended once its image is whole."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from typing import Any
+
+from .criu import BOTH, CRIU, GHOST_BYTES, log_says, open_criu, way_of
+from .folders import HEADER, LOOK_EVERY, NEEDS, STATE, erase, locked, path_of, read_said, size_of, sync
+from .images import finished
+from .keeping import described, keep_note
+from .processes import Living, let_go_on, living_kernel, needs_of, pids_in, verify
+from .room import reserved
+from .running import LONGEST, NEWNS, NEWPID, OF_CRIU, PDEATHSIG, ROOT, execute, libc, prctl
+from .values import MIB, Call, Refused
+
+
+def dump(call: Call, kernel: str) -> dict[str, object]:
+    """Write a kernel to disk, and end it. Raises ``Refused``: it goes on, but where it had ended."""
+    path = path_of(call, kernel)
+    with locked(path):
+        if "note" in call.request:
+            keep_note(call, path)
+        state = read_said(path, STATE)
+        run, header = state["run"], read_said(f"{path}/image", HEADER)
+        with living_kernel(run) as kept:
+            if header.get("run") != run:  # or all is done but that it has not ended
+                header = _dumped(call, path, state, kept)
+            signal.pidfd_send_signal(kept.first, signal.SIGKILL)
+            select.select([kept.first], [], [])
+    return described(path, header)
+
+
+def _dumped(call: Call, path: str, state: dict[str, Any], kept: Living) -> dict[str, Any]:
+    """Write a kernel, and leave it stopped; return what its image says. Raises ``Refused``: it goes on."""
+    new, work = f"{path}/image.new", f"{path}/work"
+    if os.path.isdir(new):  # one that was killed may have left it stopped, and it would be so in the image
+        let_go_on(kept.namespace)
+    verify(kept.namespace, call.caller)
+    for folder in (new, work):
+        erase(folder)
+    try:
+        most = reserved(call, path, needs_of(pids_in(kept.namespace)))
+        for folder in (new, work):
+            os.mkdir(folder, 0o700)
+            os.chown(folder, call.caller.uid, call.caller.gid)
+        _written(call, kept, new, work, most)
+        header = finished(call, new, state, kept)
+        erase(f"{path}/image")
+        os.rename(new, f"{path}/image")
+        sync(path)
+        os.utime(path)
+    except BaseException:
+        if os.path.isdir(new):
+            let_go_on(kept.namespace)
+            erase(new)
+        raise
+    finally:
+        erase(work)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}/{NEEDS}")
+    return header
+
+
+def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:
+    """Let CRIU write a kernel to a folder. Raises ``Refused``."""
+    argv = ["criu", "dump", *way_of(call.caller), *BOTH, "-t", str(ROOT), "-o", "log"]
+    argv += ["-D", "/proc/self/fd/5", "-W", "/proc/self/fd/6"]
+    argv += ["--leave-stopped", "--ghost-limit", str(GHOST_BYTES)]
+    opens = {CRIU: open_criu(call)}
+    for number, folder in ((5, new), (6, work)):
+        opens[number] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    ours = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    libc("setns", kept.pids, NEWPID)
+    criu = os.fork()
+    if criu == 0:
+        try:
+            libc("setns", kept.mounts, NEWNS)
+            dies = lambda: prctl(PDEATHSIG, signal.SIGKILL)  # noqa: E731
+            execute(CRIU, argv, call.caller, OF_CRIU, opens, start=dies)
+        finally:
+            os._exit(127)
+    libc("setns", ours, NEWPID)
+    process, give_up_at, why = os.pidfd_open(criu), time.monotonic() + LONGEST, ""
+    while not (ready := select.select([process, 0], [], [], LOOK_EVERY)[0]) or process not in ready:
+        if ready and not os.read(0, 4096):
+            why = "its server has ended."
+        elif size_of(new, work) > most:
+            why = f"its image takes more than the {most // MIB} MiB that it may."
+        elif time.monotonic() > give_up_at:
+            why = f"CRIU has not written it within {LONGEST:g} seconds."
+        if why:
+            os.kill(criu, signal.SIGKILL)
+            break
+    status = os.waitstatus_to_exitcode(os.waitpid(criu, 0)[1])
+    if why or status:
+        raise Refused(why or log_says(work, status))

@@ -1,0 +1,128 @@
+"""What is kept of kernels: what is noted of them, their list, and what is removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from typing import Any
+
+from .folders import (
+    HEADER,
+    NOTE,
+    STATE,
+    erase,
+    folder_of,
+    is_held,
+    kernel_folders,
+    locked,
+    path_of,
+    read_said,
+    remove_kernel,
+    write_said,
+)
+from .processes import boot_id, start_of, status_of
+from .values import Call, Caller, Refused
+
+#: Bytes of a note.
+_LONGEST_NOTE = 64 << 10
+#: How deep a note may be.
+_DEEPEST = 20
+#: Seconds in which a call that is given up ends.
+ENDS_WITHIN = 30.0
+#: Seconds in which a launch has begun.
+BEGINS_WITHIN = 60.0
+
+
+def note(call: Call, kernel: str) -> dict[str, object]:
+    """Keep what is noted of a kernel."""
+    path = path_of(call, kernel)
+    keep_note(call, path)
+    os.utime(path)
+    return {}
+
+
+def keep_note(call: Call, path: str) -> None:
+    """Keep what the caller says of a kernel, and which process of theirs has it."""
+    note, server = call.request.get("note"), call.request.get("server", 0)
+    is_note = isinstance(note, dict) and not _is_deep(note) and len(json.dumps(note)) <= _LONGEST_NOTE
+    if not is_note or type(server) is not int:
+        raise Refused(
+            f"note must be an object of at most {_LONGEST_NOTE} bytes as JSON and {_DEEPEST} levels, "
+            "and server a pid"
+        )
+    if server and call.caller.uid and not _is_of(server, call.caller):
+        raise Refused("server must be the pid of a process of yours")
+    write_said(path, NOTE, {"note": note, "server": [server, start_of(server), boot_id()]})
+
+
+def _is_deep(note: object) -> bool:
+    level = [note]
+    for _ in range(_DEEPEST):
+        inner = [each for each in level if isinstance(each, (dict, list))]
+        level = [deeper for each in inner for deeper in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)
+
+
+def _is_of(pid: int, caller: Caller) -> bool:
+    with suppress(OSError):
+        return status_of(pid)["Uid"][0] == str(caller.uid)
+    return False
+
+
+def _has_server(path: str) -> bool:
+    """Whether the process lives that has a kernel."""
+    server, started, boot = read_said(path, NOTE).get("server", (0, 0, ""))
+    return bool(started) and (start_of(server), boot_id()) == (started, boot)
+
+
+def remove_image(call: Call, kernel: str) -> dict[str, object]:
+    """Remove what is on disk of a kernel."""
+    path = path_of(call, kernel, by_root=True)
+    with locked(path, ENDS_WITHIN):  # a dump that is given up ends soon
+        if not is_held(path):
+            remove_kernel(path)
+        elif os.path.isdir(f"{path}/image"):
+            erase(f"{path}/image.old")
+            os.rename(f"{path}/image", f"{path}/image.old")
+            erase(f"{path}/image.old")
+    return {}
+
+
+def list_kernels(call: Call, _: str) -> dict[str, object]:
+    """Return the caller's kernels; to root, all."""
+    found = []
+    for path in kernel_folders(folder_of(call)):
+        state = read_said(path, STATE)
+        if state and call.caller.uid in (0, state["uid"]):
+            found.append(described(path, read_said(f"{path}/image", HEADER)))
+    return {"folder": call.settings.folder, "kernels": found}
+
+
+def described(path: str, header: dict[str, Any]) -> dict[str, object]:
+    """Return what a caller may know of a kernel."""
+    told: dict[str, object] = {"id": os.path.basename(path), "uid": read_said(path, STATE).get("uid")}
+    told |= {"goes_on": is_held(path), "note": read_said(path, NOTE).get("note"), "image": None}
+    if header:
+        size = sum(size for size, _ in header["files"].values())
+        told["image"] = {"bytes": size, "since": header["since"], "listens": header["listens"]}
+    return told
+
+
+def sweep(call: Call) -> None:
+    """Remove what nobody has asked for in days, and what is left of kernels that ended without an image."""
+    for path in kernel_folders(call.settings.folder):
+        with suppress(OSError, Refused):
+            if _is_over(call, path):  # else it is in nobody's way
+                with locked(path):
+                    if _is_over(call, path):
+                        remove_kernel(path)
+
+
+def _is_over(call: Call, path: str) -> bool:
+    age = time.time() - os.stat(path).st_mtime
+    if age < BEGINS_WITHIN or is_held(path):
+        return False
+    is_old = age > call.settings.days * 86_400
+    return not os.path.isdir(f"{path}/image") or (is_old and not _has_server(path))

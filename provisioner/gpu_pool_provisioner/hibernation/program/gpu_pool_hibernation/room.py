@@ -1,0 +1,53 @@
+"""How much room an image may take: of its user, of all, and of the disk."""
+
+from __future__ import annotations
+
+import os
+
+from .folders import BUSY, NEEDS, STATE, is_held, kernel_folders, read_said, size_of, write_said
+from .values import MIB, Call, Refused
+
+#: What an image may take beyond a tenth more than its kernel's memory.
+_MARGIN = 64 << 20
+
+
+def reserved(call: Call, path: str, needs: int) -> int:
+    """Note that an image is about to take room, and return how many bytes at most. Raises ``Refused``.
+
+    Nobody waits for anybody: each notes it and looks once more, so of two that are too much one is refused,
+    or both. Who would be refused has noted nothing, and is in nobody's way.
+    """
+    most = needs + needs // 10 + _MARGIN
+    _refuse_without_room(call, path, most)
+    write_said(path, NEEDS, {"bytes": most})
+    _refuse_without_room(call, path, most)
+    return most
+
+
+def _refuse_without_room(call: Call, path: str, most: int) -> None:
+    folder, settings = call.settings.folder, call.settings
+    free, mine, others = _free(folder), 0, 0
+    for each in kernel_folders(folder):
+        takes, is_mine = size_of(each), read_said(each, STATE).get("uid") == call.caller.uid
+        said = read_said(each, NEEDS).get("bytes", 0) if each != path and is_held(each, BUSY) else 0
+        free -= max(0, said - takes)
+        takes = max(said, takes)
+        mine, others = (mine + takes, others) if is_mine else (mine, others + takes)
+    bounds = [(free, "the disk has {} for it.")]
+    for bound, taken, whose in (
+        (settings.all_mib, mine + others, "kernels"),
+        (settings.user_mib if call.caller.uid else 0, mine, "your kernels"),
+    ):
+        if bound:
+            text = f"of the {bound} MiB that {whose} may take on disk {{}} are left."
+            bounds.append((bound * MIB - taken, text))
+    for room, text in bounds:
+        if most > room:
+            left = text.format(f"{max(0, room) // MIB} MiB")
+            raise Refused(f"its image may take {most // MIB} MiB, and {left}")
+
+
+def _free(folder: str) -> int:
+    """Return the bytes that the disk has for images: a twentieth of it stays free."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize - disk.f_blocks * disk.f_frsize // 20
