@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpu_pool_provisioner.hibernation.calling import why_not
 from gpu_pool_provisioner.hibernation.program import archive
 
 CRIU = os.environ.get("CRIU", shutil.which("criu") or "/usr/sbin/criu")
@@ -35,9 +36,8 @@ def why_no_users() -> str:
         return "only root can install it, and make users."
     if missing := [each for each in ("sudo", "useradd") if shutil.which(each) is None]:
         return f"there is no {missing[0]}."
-    if not Path(CRIU).exists():
-        return f"there is no {CRIU}: CRIU names the program."
-    return ""
+    why = why_not(CRIU)
+    return f"{why} CRIU names the program." if why else ""
 
 
 class Kernel:
