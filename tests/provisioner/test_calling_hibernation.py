@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,9 @@ case $3 in
 check) echo '{{"ok": true, "why": "", "version": {version}}}' ;;
 launch) echo $$ > $there/pid
     echo '{{"ok": true, "id": "'$(printf %032d 7)'", "pid": '$$', "first": '$$'}}'; cat > /dev/null ;;
-dump) [ ! -e $there/answer ] || {{ kill -9 $(cat $there/pid); cat $there/answer; exit; }}
+note) [ -e $there/noted ] && exec cat $there/noted; until [ -e $there/may ]; do sleep 0.01; done ;;
+dump) [ ! -e $there/noted ] || exit 1
+    [ ! -e $there/answer ] || {{ kill -9 $(cat $there/pid); cat $there/answer; exit; }}
     touch $there/begun; cat > /dev/null; touch $there/image; until [ -e $there/may ]; do sleep 0.01; done ;;
 list) echo '{{"ok": true, "kernels": []}}' ;;
 remove) until [ -e $there/may_remove ]; do sleep 0.01; done; rm -f $there/image; echo '{{"ok": true}}' ;;
@@ -137,6 +140,24 @@ async def test_what_is_noted_of_a_kernel_may_be_as_long_as_the_program_takes(the
     kept = await launched(there)
     assert await kept.sleep(lease()) == 7
     assert calls(there).count("list") <= 1  # of what killed servers have left, once
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+async def test_what_killed_dumps_have_left_of_a_kernel_is_settled_at_once(there: Path, asleep: bool) -> None:
+    """It is asleep where its image was whole, and else not left stopped."""
+    image = {"bytes": 7, "since": 0.0, "listens": []}
+    (there / "noted").write_text(json.dumps({"ok": True, "asleep": asleep, "image": image}) + "\n")
+    kept = await launched(there)
+    if asleep:
+        os.kill(kept.pid, signal.SIGKILL)
+        assert await kept.sleep(lease()) == 7
+    else:
+        with pytest.raises(StaysAwakeError, match="the program was ended"):
+            await kept.sleep(lease())
+        kept.end()
+    assert calls(there)[-3:] == ["dump", "dump", "note"]
+    let_go_on(there)
+    await kept.remove_image()
 
 
 async def test_nothing_else_waits_while_an_image_is_removed(there: Path) -> None:

@@ -182,7 +182,7 @@ class KeptKernel:
             try:
                 told = await self._dumped(note)
             except ProgramEnded:  # killed; it finishes what it has begun, or begins anew
-                told = await self._dumped(note)
+                told = await self._dumped_again(note)
         except ProgramRefused as error:
             get_logger().info("A kernel was not written to disk: %s", error)
             raise StaysAwakeError(str(error)) from error
@@ -199,6 +199,19 @@ class KeptKernel:
         with contextlib.suppress(CannotWakeError):  # somebody was faster, and may have ended when it wakes
             self._ports = _hold(self._image["listens"])
         return int(self._image["bytes"])
+
+    async def _dumped_again(self, note: dict[str, Any]) -> dict[str, Any]:
+        """Let the program write it after it was killed. Where it does not, the kernel is not left stopped."""
+        assert self._held is not None
+        try:
+            return await self._dumped(note)
+        except ProgramRefused:
+            told = await asyncio.to_thread(
+                self._program.call, "note", self._held.kernel, note=note, server=os.getpid()
+            )
+            if told.get("asleep"):
+                return told
+            raise
 
     async def _dumped(self, note: dict[str, Any]) -> dict[str, Any]:
         """Let the program write it; return what it says. Given up, it goes on. Raises ``ProgramRefused``."""

@@ -121,6 +121,41 @@ def test_a_dump_that_is_killed_once_criu_has_ended_leaves_nothing_stopped_in_the
     until(lambda: int(said(ada)[0]) > beats)
 
 
+@pytest.mark.parametrize("verb", ["note", "remove", "launch"])
+def test_a_kernel_that_a_killed_dump_has_left_stopped_goes_on_once_anybody_comes(
+    ada: User, bob: User, installation: Installation, verb: str
+) -> None:
+    kernel, dump, folder = stopped(ada, installation)
+    os.kill(child_of(dump.pid), signal.SIGKILL)
+    dump.communicate()
+    assert status(kernel.pid)["State"].startswith("T")
+    if verb == "launch":  # by somebody else
+        bob.launch(["sleep", "600"])
+    else:
+        assert ada.call(verb, kernel.id, note={})["ok"]
+    assert not status(kernel.pid)["State"].startswith("T")
+    beats = int(said(ada)[0])
+    until(lambda: int(said(ada)[0]) > beats)
+    assert not list(folder.glob("image*"))
+    assert ada.call("dump", kernel.id)["ok"]
+
+
+def test_who_notes_something_of_a_kernel_that_was_to_end_ends_it_and_is_told_that_it_sleeps(
+    ada: User, installation: Installation
+) -> None:
+    kernel, dump, folder = stopped(ada, installation)
+    until((folder / "image").exists)
+    os.kill(child_of(dump.pid), signal.SIGKILL)
+    dump.communicate()
+    told = ada.call("note", kernel.id, note={"a": 1})
+    assert (told["asleep"], told["goes_on"], told["note"]) == (True, False, {"a": 1})
+    assert told["image"]["bytes"] > 300_000_000
+    again = ada.restore(kernel.id)
+    assert again.answer["ok"], again.answer
+    # From here on the image is not what the kernel is.
+    assert ada.call("note", kernel.id, note={})["asleep"] is False
+
+
 @pytest.mark.parametrize("what", ["kernel", "server"])
 def test_a_kernel_that_ends_while_its_image_is_made_whole_does_not_come_back(
     ada: User, installation: Installation, what: str

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import select
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
-from support.hibernating import PYTHON, Installation, User, asleep, goes_on, status, until, why_no_users
+from support.hibernating import (
+    COUNTS,
+    PYTHON,
+    Installation,
+    User,
+    asleep,
+    goes_on,
+    said,
+    status,
+    until,
+    why_no_users,
+)
 
 _WHY = why_no_users()
 pytestmark = [pytest.mark.hibernation, pytest.mark.skipif(bool(_WHY), reason=f"no user can: {_WHY}")]
@@ -71,3 +85,58 @@ def test_a_part_of_the_disk_stays_free(ada: User, installation: Installation) ->
         subprocess.run(["umount", small], check=True)
         small.rmdir()
     assert "and the disk has " in why
+
+
+def test_a_disk_that_gets_full_while_an_image_is_written_keeps_its_part(
+    ada: User, installation: Installation, criu: Callable[[str], None]
+) -> None:
+    small = installation.folder / "small"
+    small.mkdir(0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m,mode=700", "none", small], check=True)
+    try:
+        may = ada.home / "may"
+        criu(f'[ "$1" = dump ] && {{ touch {ada.home}/begun; while [ ! -e {may} ]; do sleep 0.01; done; }}')
+        installation.configure(folder=str(small), criu=str(installation.folder / "criu"))
+        kernel = ada.launch([PYTHON, "-c", COUNTS])
+        said(ada)
+        with ada.start("dump", kernel.id) as dump:
+            assert dump.stdout is not None
+            until((ada.home / "begun").exists)
+            subprocess.run(["fallocate", "-l", "381M", small / "other"], check=True)  # 19 are left
+            is_told = select.select([dump.stdout], [], [], 60)[0]
+            may.touch()
+            why = json.loads(dump.stdout.readline()).get("error", "")
+        beats = int(said(ada)[0])
+        until(lambda: int(said(ada)[0]) > beats)
+        left = list((small / kernel.id).glob("image*"))
+        (small / "other").unlink()
+        assert ada.call("dump", kernel.id)["ok"]
+        ada.end()
+    finally:
+        installation.configure()
+        subprocess.run(["umount", small], check=True)
+        small.rmdir()
+    assert is_told
+    assert why == "the disk has got full meanwhile: a twentieth of it stays free."
+    assert left == []
+
+
+def test_what_a_user_reserves_keeps_nobody_else_awake(
+    ada: User, bob: User, installation: Installation, criu: Callable[[str], None]
+) -> None:
+    waits = f"touch {ada.home}/begun; while [ ! -e {ada.home}/may ]; do sleep 0.01; done"
+    criu(f'[ "$1" = dump ] && [ $(id -u) = {ada.entry.pw_uid} ] && {{ {waits}; }}')
+    installation.configure(user_mib=150, criu=str(installation.folder / "criu"))
+    large = ada.launch(
+        [PYTHON, "-c", "import time; kept = b'x' * 200_000_000; open('large', 'w'); time.sleep(600)"]
+    )
+    until((ada.home / "large").exists)
+    first, second, theirs = (each.launch(["sleep", "600"]) for each in (ada, ada, bob))
+    with ada.start("dump", first.id) as dump:
+        assert dump.stdout is not None
+        until((ada.home / "begun").exists)
+        for each in (large, second):
+            assert "of the 150 MiB that your kernels may take" in ada.call("dump", each.id)["error"]
+        assert bob.call("dump", theirs.id)["ok"]
+        (ada.home / "may").touch()
+        assert json.loads(dump.stdout.readline())["ok"]

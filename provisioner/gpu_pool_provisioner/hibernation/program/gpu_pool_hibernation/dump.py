@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 from .criu import BOTH, CRIU, GHOST_BYTES, log_says, open_criu, way_of
-from .folders import HEADER, LOOK_EVERY, NEEDS, STATE, erase, locked, path_of, read_said, size_of, sync
+from .folders import HEADER, LOOK_EVERY, NEEDS, STATE, erase, locked, path_of, read_said, sync
 from .images import finished
 from .keeping import described, keep_note
 from .processes import Living, let_go_on, living_kernel, needs_of, pids_in, verify
-from .room import reserved
+from .room import reserved, takes_too_much
 from .running import LONGEST, NEWNS, NEWPID, OF_CRIU, PDEATHSIG, ROOT, execute, libc, prctl
-from .values import MIB, Call, Refused
+from .values import Call, Refused
 
 
 def dump(call: Call, kernel: str) -> dict[str, object]:
@@ -30,8 +30,7 @@ def dump(call: Call, kernel: str) -> dict[str, object]:
         with living_kernel(run) as kept:
             if header.get("run") != run:  # or all is done but that it has not ended
                 header = _dumped(call, path, state, kept)
-            signal.pidfd_send_signal(kept.first, signal.SIGKILL)
-            select.select([kept.first], [], [])
+            kept.end()
     return described(path, header)
 
 
@@ -89,13 +88,14 @@ def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:
     while not (ready := select.select([process, 0], [], [], LOOK_EVERY)[0]) or process not in ready:
         if ready and not os.read(0, 4096):
             why = "its server has ended."
-        elif size_of(new, work) > most:
-            why = f"its image takes more than the {most // MIB} MiB that it may."
+        elif said := takes_too_much(call, most, new, work):
+            why = said
         elif time.monotonic() > give_up_at:
             why = f"CRIU has not written it within {LONGEST:g} seconds."
         if why:
             os.kill(criu, signal.SIGKILL)
             break
     status = os.waitstatus_to_exitcode(os.waitpid(criu, 0)[1])
-    if why or status:
-        raise Refused(why or log_says(work, status))
+    # It may have ended between two looks, and then also because the disk is full.
+    if why := why or takes_too_much(call, most, new, work) or (log_says(work, status) if status else ""):
+        raise Refused(why)

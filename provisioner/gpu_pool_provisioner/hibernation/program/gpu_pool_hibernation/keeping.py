@@ -22,7 +22,7 @@ from .folders import (
     remove_kernel,
     write_said,
 )
-from .processes import boot_id, start_of, status_of
+from .processes import boot_id, let_go_on, living_kernel, start_of, status_of
 from .values import Call, Caller, Refused
 
 #: Bytes of a note.
@@ -36,11 +36,40 @@ BEGINS_WITHIN = 60.0
 
 
 def note(call: Call, kernel: str) -> dict[str, object]:
-    """Keep what is noted of a kernel."""
+    """Keep what is noted of a kernel; return how it stands."""
     path = path_of(call, kernel)
     keep_note(call, path)
     os.utime(path)
-    return {}
+    _settle(path)
+    asleep = _is_whole(path) and not is_held(path)
+    return {**described(path, read_said(f"{path}/image", HEADER)), "asleep": asleep}
+
+
+def _settle(path: str) -> None:
+    """Finish what a killed dump has left stopped: it goes on, or ends where its image is whole.
+
+    Once the image has its name nothing goes on, or there would be two: it may be ending already.
+    """
+    if _is_left(path):
+        with suppress(Refused), locked(path):
+            if _is_left(path):
+                with living_kernel(read_said(path, STATE)["run"]) as kept:
+                    if _is_whole(path):
+                        kept.end()
+                    else:
+                        let_go_on(kept.namespace)
+                        erase(f"{path}/image.new")
+
+
+def _is_whole(path: str) -> bool:
+    """Whether there is an image of a kernel as it ran last."""
+    run = read_said(path, STATE).get("run")
+    return run is not None and read_said(f"{path}/image", HEADER).get("run") == run
+
+
+def _is_left(path: str) -> bool:
+    """Whether a kernel lives that a dump has stopped, or is about to."""
+    return is_held(path) and (os.path.isdir(f"{path}/image.new") or _is_whole(path))
 
 
 def keep_note(call: Call, path: str) -> None:
@@ -83,10 +112,16 @@ def remove_image(call: Call, kernel: str) -> dict[str, object]:
     with locked(path, ENDS_WITHIN):  # a dump that is given up ends soon
         if not is_held(path):
             remove_kernel(path)
-        elif os.path.isdir(f"{path}/image"):
-            erase(f"{path}/image.old")
+            return {}
+        is_left = _is_left(path)
+        erase(f"{path}/image.old")
+        with suppress(FileNotFoundError):
             os.rename(f"{path}/image", f"{path}/image.old")
-            erase(f"{path}/image.old")
+        if is_left:  # it has all that the image had
+            with suppress(Refused), living_kernel(read_said(path, STATE)["run"]) as kept:
+                let_go_on(kept.namespace)
+        for name in ("image.new", "image.old"):
+            erase(f"{path}/{name}")
     return {}
 
 
@@ -111,9 +146,13 @@ def described(path: str, header: dict[str, Any]) -> dict[str, object]:
 
 
 def sweep(call: Call) -> None:
-    """Remove what nobody has asked for in days, and what is left of kernels that ended without an image."""
+    """Remove what nobody has asked for in days, and what is left of kernels that ended without an image.
+
+    What a killed dump has left stopped goes on, or ends.
+    """
     for path in kernel_folders(call.settings.folder):
         with suppress(OSError, Refused):
+            _settle(path)
             if _is_over(call, path):  # else it is in nobody's way
                 with locked(path):
                     if _is_over(call, path):

@@ -103,6 +103,11 @@ class Living(NamedTuple):
         ready = select.select([self.first, 0], [], [], 0)[0]
         return self.first in ready or (0 in ready and not os.read(0, 4096))
 
+    def end(self) -> None:
+        """End it, and return once it has ended."""
+        signal.pidfd_send_signal(self.first, signal.SIGKILL)
+        select.select([self.first], [], [])
+
 
 @contextmanager
 def living_kernel(run: dict[str, Any]) -> Iterator[Living]:

@@ -47,6 +47,15 @@ def _refuse_without_room(call: Call, path: str, most: int) -> None:
             raise Refused(f"its image may take {most // MIB} MiB, and {left}")
 
 
+def takes_too_much(call: Call, most: int, *written: str) -> str:
+    """Return why an image is not written any further, by its folders; empty where it may be."""
+    if size_of(*written) > most:
+        return f"its image takes more than the {most // MIB} MiB that it may."
+    if _free(call.settings.folder) < 0:
+        return "the disk has got full meanwhile: a twentieth of it stays free."
+    return ""
+
+
 def _free(folder: str) -> int:
     """Return the bytes that the disk has for images: a twentieth of it stays free."""
     disk = os.statvfs(folder)
