@@ -342,6 +342,8 @@ class SessionDriver:
             await self._changed.wait()
         if self._do.run is not None and self._do.run.relay.busy:
             return _AT_WORK
+        if self.kept is not None:
+            self.kept.would_be_lost = True
         if events.SleepRequested in TABLE[self.session.state]:
             self.post(events.SleepRequested())
         while self._goes_to_sleep:

@@ -421,6 +421,7 @@ class GPUPoolProvisioner(SliceSettings):
 
     async def _find_left(self, driver: SessionDriver, notebook: str) -> None:
         """Let a session begin with the kernel of its notebook that another server has left, if one has."""
+        from gpu_pool_provisioner.hibernation.giving_way import told_once
         from gpu_pool_provisioner.hibernation.kept import KeptKernel
         from gpu_pool_provisioner.hibernation.left import Owner
 
@@ -435,6 +436,8 @@ class GPUPoolProvisioner(SliceSettings):
             driver.session = replace(driver.session, left=image.in_words(now), on_disk=on_disk)
             # Frontends get the key with which the kernel goes on: what they say is relayed as it is.
             self.parent.session.key = kept.image.record.key.encode()
+        elif told := await asyncio.to_thread(told_once, self._owner):
+            driver.session = replace(driver.session, exit_message=told)
 
     async def _until_running(self, driver: SessionDriver) -> None:
         """Wait for a kernel that nobody watches, so that its cells need not. Raises why it does not run."""

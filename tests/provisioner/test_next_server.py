@@ -137,6 +137,40 @@ async def test_a_stopped_servers_kernel_goes_on_with_the_next_one(jupyter_env: J
     assert "is on disk" not in server.log
 
 
+async def test_an_older_kernel_gives_way_to_one_that_would_be_lost_and_its_notebook_says_so(
+    jupyter_env: JupyterEnv,
+) -> None:
+    kernel = install(jupyter_env)
+    spec = jupyter_env.folder / "data" / "kernels" / kernel / "kernel.json"
+    async with (
+        serving(jupyter_env) as server,
+        page(server, await server.open_notebook("week1.ipynb", kernel)) as found,
+    ):
+        await printed(found, "import os; kept = os.urandom(100_000_000)")
+    [older] = images(jupyter_env)
+    has = sum(each.stat().st_blocks * 512 for each in older.iterdir()) // 2**20
+    said = json.loads(spec.read_text())
+    said["metadata"]["kernel_provisioner"]["config"]["hibernation_mib"] = has + 60
+    spec.write_text(json.dumps(said))
+    async with (
+        serving(jupyter_env) as server,
+        page(server, await server.open_notebook("week2.ipynb", kernel)) as found,
+    ):
+        await printed(found, "kept = 1")
+    [newer] = images(jupyter_env)
+    assert newer != older
+    async with serving(jupyter_env) as server:
+        async with page(server, await server.open_notebook("week1.ipynb", kernel)) as found:
+            told = " ".join((await printed(found, "print('kept' in globals())")).split())
+            assert "False" in told
+            assert "Your kernel from today " in told
+            assert "(1 variable, " in told
+            assert "is gone: there was no room on disk for it and for that of week2.ipynb" in told
+            assert "is gone" not in await printed(found, "print(1)")
+        async with page(server, await server.open_notebook("week2.ipynb", kernel)) as found:
+            assert "1\n" in await printed(found, "print(kept)")
+
+
 # -- What servers do, by their kernels' managers -----------------------------------
 
 

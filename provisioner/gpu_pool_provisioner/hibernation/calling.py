@@ -33,10 +33,16 @@ _can_until: Final[dict[tuple[int, str, str, str], float]] = {}
 class ProgramRefused(Exception):
     """It did not do it; the text says why, as a sentence has it."""
 
-    def __init__(self, text: str, *, errno: int = 0, is_gone: bool = False) -> None:
-        """Take what it says: whether there is no such kernel any more, and what the system said."""
+    def __init__(
+        self, text: str, *, errno: int = 0, is_gone: bool = False, missing: int = 0, course: str = ""
+    ) -> None:
+        """Take what it says: whether there is no such kernel any more, and what the system said.
+
+        Where it is for want of room: how many bytes are ``missing`` of what the user's images may take, or
+        those of a ``course``; 0 where it is not for that.
+        """
         super().__init__(text)
-        self.errno, self.is_gone = errno, is_gone
+        self.errno, self.is_gone, self.missing, self.course = errno, is_gone, missing, course
 
 
 class ProgramEnded(ProgramRefused):
@@ -204,8 +210,13 @@ def answered(line: bytes, said: bytes = b"") -> dict[str, Any]:
         raise ProgramEnded(f"sudo says: {words[0][:300]}." if words else "the program was ended.") from None
     if not isinstance(answer, dict) or not answer.get("ok"):
         said_no = answer if isinstance(answer, dict) else {}
-        errno = said_no.get("errno", 0)
-        raise ProgramRefused(str(said_no.get("error")), errno=errno, is_gone=bool(said_no.get("gone")))
+        raise ProgramRefused(
+            str(said_no.get("error")),
+            errno=said_no.get("errno", 0),
+            is_gone=bool(said_no.get("gone")),
+            missing=said_no.get("missing", 0),
+            course=said_no.get("course", ""),
+        )
     return answer
 
 

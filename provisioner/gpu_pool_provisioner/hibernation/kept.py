@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 from gpu_pool_client import Lease, Process
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.hibernation import left
+from gpu_pool_provisioner.hibernation import giving_way, left
 from gpu_pool_provisioner.hibernation.calling import (
     INSTALLED,
     Program,
@@ -78,6 +78,8 @@ class KeptKernel:
         self._goes_on = False
         #: What the next server must know of it; None where its images end with this process.
         self.record: left.KernelRecord | None = None
+        #: Whether it ends unless it goes to disk, as its server does.
+        self.would_be_lost = False
         #: What changes in its environment where it goes on from another server's image.
         self.changed: dict[str, tuple[str | None, str | None]] = {}
         self._process: ContinuedProcess | None = None
@@ -179,10 +181,7 @@ class KeptKernel:
         record = replace(self.record, at=time.time()) if self.record is not None else None
         note = left.note_of(lease, record)
         try:
-            try:
-                told = await self._dumped(note)
-            except ProgramEnded:  # killed; it finishes what it has begun, or begins anew
-                told = await self._dumped_again(note)
+            told = await self._dumped_in_room(note)
         except ProgramRefused as error:
             get_logger().info("A kernel was not written to disk: %s", error)
             raise StaysAwakeError(str(error)) from error
@@ -199,6 +198,24 @@ class KeptKernel:
         with contextlib.suppress(CannotWakeError):  # somebody was faster, and may have ended when it wakes
             self._ports = _hold(self._image["listens"])
         return int(self._image["bytes"])
+
+    async def _dumped_in_room(self, note: dict[str, Any]) -> dict[str, Any]:
+        """Let the program write it; where it would be lost for want of room, older ones give way to it."""
+        try:
+            return await self._dumped_well(note)
+        except ProgramRefused as error:
+            if not self.would_be_lost or self.record is None:
+                raise
+            owner = self.record.owner
+            if not await asyncio.to_thread(giving_way.make_room, self._program, error, owner):
+                raise
+        return await self._dumped_well(note)
+
+    async def _dumped_well(self, note: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await self._dumped(note)
+        except ProgramEnded:  # killed; it finishes what it has begun, or begins anew
+            return await self._dumped_again(note)
 
     async def _dumped_again(self, note: dict[str, Any]) -> dict[str, Any]:
         """Let the program write it after it was killed. Where it does not, the kernel is not left stopped."""

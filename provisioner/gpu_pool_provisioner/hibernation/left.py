@@ -67,6 +67,15 @@ class KernelRecord:
     #: When it fell asleep, in Unix seconds.
     at: float = 0.0
 
+    def in_words(self, mib: int, now: float) -> str:
+        """Say since when it sleeps and what it has, as its user reads it. Times are Unix seconds."""
+        at, today = time.localtime(self.at), time.localtime(now)
+        days = date(*today[:3]) - date(*at[:3])
+        day = {0: "today", 1: "yesterday"}.get(days.days) or time.strftime("%-d %B", at)
+        has = [] if self.count is None else [f"{self.count} variable{'' if self.count == 1 else 's'}"]
+        has.append(memory_in_words(mib))
+        return texts.left(f"{day} {time.strftime('%H:%M', at)}", ", ".join(has))
+
     @classmethod
     def read(cls, note: Mapping[str, Any]) -> KernelRecord:
         """Return that of a note. Raises ``ValueError``, ``KeyError`` and ``TypeError`` where it has none."""
@@ -83,6 +92,10 @@ class Hold:
         """Take a kernel's ID, and the file that is locked."""
         self.kernel, self._held = kernel, held
         self._close = weakref.finalize(self, os.close, held)
+
+    def let_go(self) -> None:
+        """Let another server have it. May be repeated."""
+        self._close()
 
     def remove(self) -> None:
         """Let go of what nobody can have any more. May be repeated."""
@@ -126,17 +139,11 @@ class LeftImage:
     @property
     def mib(self) -> int:
         """MiB on disk."""
-        return -(-int(self.image["bytes"]) // _MIB)
+        return mib_of(self.image)
 
     def in_words(self, now: float) -> str:
         """Say since when it sleeps and what it has, as its user reads it. Times are Unix seconds."""
-        at, today = time.localtime(self.record.at), time.localtime(now)
-        days = date(*today[:3]) - date(*at[:3])
-        day = {0: "today", 1: "yesterday"}.get(days.days) or time.strftime("%-d %B", at)
-        count = self.record.count
-        has = [] if count is None else [f"{count} variable" if count == 1 else f"{count} variables"]
-        has.append(memory_in_words(self.mib))
-        return texts.left(f"{day} {time.strftime('%H:%M', at)}", ", ".join(has))
+        return self.record.in_words(self.mib, now)
 
     def note_use(self) -> None:
         """Note that somebody has it now: from then on it counts how long nobody has. Blocks."""
@@ -154,6 +161,11 @@ class LeftImage:
         remove_others(self._program, self.held.kernel, owner)
 
 
+def mib_of(image: Mapping[str, Any]) -> int:
+    """Return how many MiB an image has on disk."""
+    return -(-int(image["bytes"]) // _MIB)
+
+
 def remove_image(program: Program, kernel: str) -> None:
     """Remove the image of a kernel that this server holds. Blocks."""
     try:
@@ -165,14 +177,15 @@ def remove_image(program: Program, kernel: str) -> None:
 
 def note_of(lease: Lease, record: KernelRecord | None) -> dict[str, Any]:
     """Return what is noted of a kernel: what who lists them reads, and what the next server must know."""
-    holder = {"lease": lease.id, "user": lease.holder.user, "kernel": lease.holder.kernel or ""}
+    who = lease.holder
+    holder = {"lease": lease.id, "user": who.user, "kernel": who.kernel or "", "course": who.course or ""}
     return {"version": _VERSION, **holder, "record": None if record is None else asdict(record)}
 
 
 def remove_others(program: Program, kernel: str, owner: Owner) -> None:
     """Remove what else of an owner's no server has. Blocks."""
-    for other, said in _found(program):
-        record = _record(said)
+    for other, said in kernels_on_disk(program):
+        record = record_of(said)
         if record is not None and record.owner == owner and other != kernel:
             _remove_unheld(program, other)
 
@@ -182,7 +195,7 @@ def claim(program: Program, owner: Owner) -> LeftImage | None:
 
     Of several it is the newest that no server has, and older ones are removed.
     """
-    found = [(kernel, said, _record(said)) for kernel, said in _found(program)]
+    found = [(kernel, said, record_of(said)) for kernel, said in kernels_on_disk(program)]
     theirs = [each for each in found if each[2] is not None and each[2].owner == owner]
     image = None
     for kernel, said, _ in sorted(theirs, key=lambda each: -float(each[1]["image"]["since"])):
@@ -200,8 +213,8 @@ def claim(program: Program, owner: Owner) -> LeftImage | None:
 @functools.cache
 def remove_abandoned_once(program: Program) -> None:
     """Remove what killed servers of this user have on disk that nobody can go on with. Blocks."""
-    for kernel, said in _found(program):
-        if _record(said) is None:
+    for kernel, said in kernels_on_disk(program):
+        if record_of(said) is None:
             _remove_unheld(program, kernel)
 
 
@@ -214,7 +227,7 @@ def _remove_unheld(program: Program, kernel: str) -> None:
             held.remove()
 
 
-def _found(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
+def kernels_on_disk(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
     """Return this user's kernels that sleep, by their IDs."""
     try:
         found = program.call("list")["kernels"]
@@ -228,7 +241,8 @@ def _found(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _record(said: Mapping[str, Any]) -> KernelRecord | None:
+def record_of(said: Mapping[str, Any]) -> KernelRecord | None:
+    """Return what the next server must know of a kernel; None where it has none."""
     try:
         return KernelRecord.read(said["note"])
     except (ValueError, KeyError, TypeError):

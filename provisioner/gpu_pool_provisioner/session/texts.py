@@ -104,6 +104,14 @@ def of_before(which: str) -> str:
     )
 
 
+def gave_way(which: str, notebook: str) -> str:
+    """Say that a kernel of before was removed for a later one; ``which`` is as :func:`left` says."""
+    return (
+        f"Your kernel {which} is gone: there was no room on disk for it and for that of {notebook}, "
+        "which was used after it."
+    )
+
+
 def goes_on(which: str) -> str:
     """Say what a cell waits for whose kernel is one of before; ``which`` is as :func:`left` says."""
     return f"Your kernel {which} comes back from disk. {_WAY_OUT}"

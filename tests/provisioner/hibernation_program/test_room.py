@@ -43,6 +43,25 @@ def test_what_images_may_take_keeps_the_next_one_awake(
     assert ada.call("dump", kernel.id)["ok"]
 
 
+def test_what_a_courses_images_may_take_counts_those_of_all_users(
+    ada: User, bob: User, installation: Installation
+) -> None:
+    of_course, of_another = ({"note": {"course": name}, "server": 0} for name in ("physics", "another"))
+    large = bob.launch([PYTHON, "-c", "import time; kept = bytes(range(256)) * 300_000; time.sleep(600)"])
+    until(lambda: int(status(large.pid)["VmRSS"].split()[0]) > 75_000)
+    assert bob.call("dump", large.id, **of_course)["ok"]
+    installation.configure(course_mib={"physics": 100})
+    kernel = ada.launch(["sleep", "600"])
+    refused = ada.call("dump", kernel.id, **of_course)
+    assert "of the 100 MiB that kernels of the course 'physics' may take on disk" in refused["error"]
+    assert (refused["course"], refused["missing"] > 0) == ("physics", True)
+    assert ada.call("dump", kernel.id, **of_another)["ok"]
+    again = ada.launch(["sleep", "600"])
+    bob.call("remove", large.id)
+    assert ada.call("dump", again.id, **of_course)["ok"]
+    installation.configure()
+
+
 def test_nobody_waits_for_who_holds_the_folder(bob: User, installation: Installation) -> None:
     asleep(bob)
     held = os.open(installation.asleep, os.O_RDONLY)

@@ -22,7 +22,17 @@ def test_settings_that_others_can_write_are_refused(ada: User, installation: Ins
 
 
 @pytest.mark.parametrize(
-    "written", ['{"criu": 1}', '{"cpus": 1}', "[]", "{", '{"days": 0}', '{"folder": "asleep"}']
+    "written",
+    [
+        '{"criu": 1}',
+        '{"cpus": 1}',
+        "[]",
+        "{",
+        '{"days": 0}',
+        '{"folder": "asleep"}',
+        '{"course_mib": {"physics": "1 GiB"}}',
+        '{"course_mib": {"physics": -1}}',
+    ],
 )
 def test_settings_that_are_wrong_are_refused(ada: User, installation: Installation, written: str) -> None:
     settings = installation.configure()

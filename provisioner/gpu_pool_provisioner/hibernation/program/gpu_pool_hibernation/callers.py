@@ -105,8 +105,12 @@ def settings_for(system: System, caller: Caller, request: dict[str, Any]) -> Set
         accepted = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
         raise Refused(f"{system.settings} must be an object with, of these, what is to differ: {accepted}")
     settings = Settings(**said)
-    if min(settings.user_mib, settings.all_mib, settings.days - 1) < 0 or not settings.folder.startswith("/"):
+    of_courses = list(settings.course_mib.values())
+    numbers = [settings.user_mib, settings.all_mib, settings.days - 1, *of_courses]
+    are_whole = all(type(each) is int for each in of_courses)
+    if not are_whole or min(numbers) < 0 or not settings.folder.startswith("/"):
         raise Refused(
-            f"{system.settings}: no number is below 0, days is 1 or more, and folder is a full path"
+            f"{system.settings}: no number is below 0, days is 1 or more, folder is a full path, and "
+            "course_mib has a whole number for each course"
         )
     return settings

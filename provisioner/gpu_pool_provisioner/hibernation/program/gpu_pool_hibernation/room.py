@@ -1,10 +1,10 @@
-"""How much room an image may take: of its user, of all, and of the disk."""
+"""How much room an image may take: of its user, its course, of all, and of the disk."""
 
 from __future__ import annotations
 
 import os
 
-from .folders import BUSY, NEEDS, STATE, is_held, kernel_folders, read_said, size_of, write_said
+from .folders import BUSY, NEEDS, NOTE, STATE, is_held, kernel_folders, read_said, size_of, write_said
 from .values import MIB, Call, Refused
 
 #: What an image may take beyond a tenth more than its kernel's memory.
@@ -25,26 +25,41 @@ def reserved(call: Call, path: str, needs: int) -> int:
 
 
 def _refuse_without_room(call: Call, path: str, most: int) -> None:
-    folder, settings = call.settings.folder, call.settings
-    free, mine, others = _free(folder), 0, 0
+    folder, settings, course = call.settings.folder, call.settings, _course(path)
+    free, taken = _free(folder), {"all": 0, "mine": 0, "course": 0}
     for each in kernel_folders(folder):
         takes, is_mine = size_of(each), read_said(each, STATE).get("uid") == call.caller.uid
         said = read_said(each, NEEDS).get("bytes", 0) if each != path and is_held(each, BUSY) else 0
         free -= max(0, said - takes)
-        takes = max(said, takes)
-        mine, others = (mine + takes, others) if is_mine else (mine, others + takes)
-    bounds = [(free, "the disk has {} for it.")]
-    for bound, taken, whose in (
-        (settings.all_mib, mine + others, "kernels"),
-        (settings.user_mib if call.caller.uid else 0, mine, "your kernels"),
+        counts = {"all": True, "mine": is_mine, "course": bool(course) and _course(each) == course}
+        for name in taken:
+            taken[name] += max(said, takes) * counts[name]
+    _refuse_beyond(most, free, "the disk has {} for it.")
+    of_course = f"kernels of the course {course[:60]!a}"
+    for name, bound, whose in (
+        ("all", settings.all_mib, "kernels"),
+        ("mine", settings.user_mib if call.caller.uid else 0, "your kernels"),
+        ("course", settings.course_mib.get(course, 0), of_course),
     ):
         if bound:
             text = f"of the {bound} MiB that {whose} may take on disk {{}} are left."
-            bounds.append((bound * MIB - taken, text))
-    for room, text in bounds:
-        if most > room:
-            left = text.format(f"{max(0, room) // MIB} MiB")
-            raise Refused(f"its image may take {most // MIB} MiB, and {left}")
+            of = course if name == "course" else ""
+            _refuse_beyond(most, bound * MIB - taken[name], text, missing=True, course=of)
+
+
+def _refuse_beyond(most: int, room: int, text: str, *, missing: bool = False, course: str = "") -> None:
+    """Raise ``Refused`` where an image may take more than there is room; say how much is ``missing``."""
+    if most > room:
+        left = text.format(f"{max(0, room) // MIB} MiB")
+        more: dict[str, object] = {"missing": most - room, "course": course} if missing else {}
+        raise Refused(f"its image may take {most // MIB} MiB, and {left}", **more)
+
+
+def _course(path: str) -> str:
+    """Return the course of a kernel, as its user has noted it; empty for none."""
+    note = read_said(path, NOTE).get("note")
+    course = note.get("course") if isinstance(note, dict) else None
+    return course if isinstance(course, str) else ""
 
 
 def takes_too_much(call: Call, most: int, *written: str) -> str:

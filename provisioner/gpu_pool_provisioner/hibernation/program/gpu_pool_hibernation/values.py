@@ -32,6 +32,8 @@ class Settings(NamedTuple):
     #: MiB that images may take, of one user who is not root and of all; 0 for as much as the disk has.
     user_mib: int = 20_480
     all_mib: int = 0
+    #: MiB that the images of a course's kernels may take, of all users, by the course's name.
+    course_mib: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
     #: After how many days an image is removed that nobody has asked for.
     days: int = 7
 
