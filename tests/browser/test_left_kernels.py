@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import nbformat
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from gpu_pool_provisioner.hibernation.kept import why_not
 from support.browsers import PATIENCE, browser, chromium, picture
 from support.hub_with_proxy import DEVICES, Hub, need_proxy
-from support.jupyter_env import eventually
 from support.lab import Lab, environment, running_lab
 from support.lab_extension import extension, inaccessible, panel, status, told
-from support.notebook import NAMES, run_cell
-from support.suites import required
+from support.left_kernels import cull, culler, gpu_kernel, images, output, start, write
+from support.notebook import run_cell
 
-__all__ = ["browser", "chromium", "extension"]
+__all__ = ["browser", "chromium", "culler", "extension"]
 
 CRIU = os.environ.get("CRIU", "criu")
 _WHY = why_not(CRIU)
@@ -42,13 +38,6 @@ def configure(folder: Path, asleep: Path) -> None:
     kernels = {"hibernate_with_server": True, "criu": CRIU, "hibernation_folder": str(asleep)}
     config = {"GPUPoolProvisioner": kernels, "GPUPoolServer": {"leave_within": 300}}
     (folder / "jupyter_server_config.json").write_text(json.dumps(config))
-
-
-def write(path: Path, kernel: str) -> None:
-    """Write a notebook with one empty cell."""
-    spec = {"name": kernel, "display_name": NAMES[0], "language": "python"}
-    cells = [nbformat.v4.new_code_cell()]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": spec}), path)
 
 
 @pytest.fixture
@@ -73,14 +62,6 @@ async def opened(browser: Browser, lab: Lab, name: str) -> AsyncIterator[Page]:
     await page.goto(lab.url.replace("/lab?", f"/lab/workspaces/{name}/tree/{name}.ipynb?"))
     yield page
     await context.close()
-
-
-def images(folder: Path) -> int:
-    return len(list(folder.glob("*/image")))
-
-
-def output(page: Page) -> Locator:
-    return page.locator(".jp-Notebook .jp-OutputArea-output", has_text="kept:")
 
 
 async def start_fresh(page: Page, button: Locator) -> None:
@@ -215,41 +196,6 @@ async def test_so_does_notebook_7(browser: Browser, left: Path, tmp_path: Path) 
         assert images(left) == 0
 
 
-async def start(hub: Hub) -> None:
-    assert (await hub.api("POST", "users/ada/server", {"course": "intro"})).code in (201, 202)
-
-    async def is_ready() -> bool:
-        return await hub.is_ready("ada")
-
-    await eventually(is_ready, within=300)
-
-
-@pytest.fixture
-def culler(request: pytest.FixtureRequest) -> Path:
-    """Return where jupyterhub-idle-culler is installed."""
-    assert request.config.cache is not None
-    return required(["jupyterhub-idle-culler"], request.config.cache)
-
-
-async def cull(hub: Hub, culler: Path) -> None:
-    """Let the idle culler run until it has stopped the server, which nobody has used for a second."""
-    night = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "jupyterhub_idle_culler", f"--url={hub.url}/hub/api"),
-        *("--timeout=1", "--cull-every=1"),
-        env={**os.environ, "PYTHONPATH": str(culler), "JUPYTERHUB_API_TOKEN": hub.token},
-    )
-
-    async def is_stopped() -> bool:
-        assert night.returncode is None
-        return not json.loads((await hub.api("GET", "users/ada")).body)["servers"]
-
-    try:
-        await eventually(is_stopped, within=300)
-    finally:
-        night.terminate()
-        await night.wait()
-
-
 async def test_the_idle_culler_stops_the_server_at_night_and_the_next_one_goes_on_in_the_morning(
     browser: Browser, tmp_path: Path, culler: Path
 ) -> None:
@@ -265,10 +211,8 @@ async def test_the_idle_culler_stops_the_server_at_night_and_the_next_one_goes_o
     await hub.start()
     try:
         await hub.api("POST", "users/ada")
-        await start(hub)
-        specs = json.loads((await hub.api("GET", "/user/ada/api/kernelspecs")).body)["kernelspecs"]
-        [kernel] = [name for name in specs if specs[name]["spec"]["display_name"].startswith("Python 3 (GPU")]
-        shown = specs[kernel]["spec"]["display_name"]
+        await start(hub, "ada")
+        kernel, shown = await gpu_kernel(hub, "ada")
         write(hub.folder / "homes" / "ada" / "week1.ipynb", kernel)
         context = await browser.new_context(viewport={"width": 1100, "height": 700})
         context.set_default_timeout(PATIENCE)
@@ -282,9 +226,9 @@ async def test_the_idle_culler_stops_the_server_at_night_and_the_next_one_goes_o
         await run_cell(page, "kept = 42; print('kept:', kept)", shown)
         await expect(output(page)).to_have_text("kept: 42")
         await page.close()
-        await cull(hub, culler)
+        await cull(hub, culler, "ada")
         assert images(asleep) == 1
-        await start(hub)
+        await start(hub, "ada")
         page = await context.new_page()
         await page.goto(f"{hub.url}/user/ada/lab/tree/week1.ipynb")
         toast = told(page, "Your kernel from today ")

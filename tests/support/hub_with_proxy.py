@@ -10,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import unescape
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -93,9 +93,13 @@ class Hub:
         *,
         config: str = "",
         environment: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
     ) -> None:
-        """``config`` is added to the Hub's configuration, ``environment`` to its variables."""
-        self.folder = folder
+        """``config`` is added to the Hub's configuration, ``environment`` to its variables.
+
+        ``within`` is the command that runs the Hub's, which is added to it.
+        """
+        self.folder, self._within = folder, within
         #: What is added to its variables when it starts.
         self.variables = dict(environment or {})
         self.courses = folder / "courses"
@@ -162,9 +166,9 @@ class Hub:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         variables = {**self.environment, **self.variables, "HUB_OF_THIS_TEST": json.dumps(self._settings)}
-        with open(self.folder / "log", "wb") as log:
+        with open(self.folder / "log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "jupyterhub", "-f", "jupyterhub_config.py"],
+                [*self._within, sys.executable, "-m", "jupyterhub", "-f", "jupyterhub_config.py"],
                 cwd=self.folder,
                 env={**os.environ, **variables},
                 stdout=log,
