@@ -26,6 +26,20 @@ def test_nobody_else_has_anything_done_with_a_kernel(ada: User, bob: User) -> No
     assert len(ada.call("list")["kernels"]) == 1
 
 
+def test_who_has_a_removed_users_number_sees_nothing_of_theirs(ada: User, installation: Installation) -> None:
+    asleep(ada)
+    other = f"{ada.name}x"
+    allowed = Path(f"/etc/sudoers.d/gpu-pool-test-{other}")
+    allowed.write_text(f"{other} ALL=(root) NOPASSWD: {installation.program}\n")
+    subprocess.run(["usermod", "--login", other, ada.name], check=True)
+    try:
+        assert User(other, str(installation.program)).call("list")["kernels"] == []
+    finally:
+        subprocess.run(["usermod", "--login", ada.name, other], check=True)
+        allowed.unlink()
+    assert len(ada.call("list")["kernels"]) == 1
+
+
 def test_root_sees_all_and_lets_none_of_them_go_on(ada: User, installation: Installation) -> None:
     kernel = asleep(ada)
 

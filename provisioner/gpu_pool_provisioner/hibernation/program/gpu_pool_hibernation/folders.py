@@ -79,11 +79,15 @@ def path_of(call: Call, kernel: str, by_root: bool = False) -> str:
     """Return the folder of the caller's kernel, or with ``by_root`` of anybody's. Raises ``Refused``."""
     path = os.path.join(folder_of(call), kernel)
     state = read_said(path, STATE)
-    mine = (state.get("uid"), state.get("user")) == (call.caller.uid, call.caller.name)
     # Root lets nobody else's kernel go on: it would with root's rights.
-    if not state or not (mine or (by_root and call.caller.uid == 0)):
+    if not state or not (is_callers(call, state) or (by_root and call.caller.uid == 0)):
         raise Refused("there is no such kernel of yours: its image was removed.", gone=True)
     return path
+
+
+def is_callers(call: Call, state: dict[str, Any]) -> bool:
+    """Whether a kernel is the caller's; a user who was removed may have had the same number."""
+    return (state.get("uid"), state.get("user")) == (call.caller.uid, call.caller.name)
 
 
 def read_said(folder: str, name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from .folders import (
     STATE,
     erase,
     folder_of,
+    is_callers,
     is_held,
     kernel_folders,
     locked,
@@ -130,7 +131,7 @@ def list_kernels(call: Call, _: str) -> dict[str, object]:
     found = []
     for path in kernel_folders(folder_of(call)):
         state = read_said(path, STATE)
-        if state and call.caller.uid in (0, state["uid"]):
+        if state and (call.caller.uid == 0 or is_callers(call, state)):
             found.append(described(path, read_said(f"{path}/image", HEADER)))
     return {"folder": call.settings.folder, "kernels": found}
 
