@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpu_pool_provisioner.hibernation.calling import why_not
 from support.jupyter_env import TINY, JupyterEnv, Managers, answer
 
 _WHY = why_not("criu-of-nobody") if os.geteuid() == 0 else "only root is asked for no program."
+_SETPRIV = shutil.which("setpriv")
 as_root = pytest.mark.skipif("criu-of-nobody" not in _WHY, reason=f"no kernel sleeps here: {_WHY}")
 
 
@@ -28,7 +30,7 @@ def criu(folder: Path, version: str, check: str = "exit 0") -> str:
 
 @pytest.fixture
 def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1_000_000)
 
 
 @pytest.mark.usefixtures("as_user")
@@ -61,21 +63,55 @@ def test_a_program_that_others_can_change_is_not_called(
     assert not (tmp_path / "called").exists()
 
 
-@as_root
-@pytest.mark.usefixtures("as_user")
-def test_what_sudo_says_is_told_with_the_line_that_allows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sudo, installed = tmp_path / "sudo", tmp_path / "program"
-    sudo.write_text("#!/bin/sh\necho sudo: a password is required >&2\nexit 1\n")
-    installed.touch()
-    for each in (sudo, installed):
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a program, and a sudo that says what is written into the file ``says``."""
+    sudo, program = tmp_path / "sudo", tmp_path / "program"
+    sudo.write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/says >&2\nexit 1\n")
+    program.touch()
+    for each in (sudo, program):
         each.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    return program
+
+
+@as_root
+@pytest.mark.usefixtures("as_user")
+def test_what_sudo_says_is_told_with_what_allows_it(installed: Path) -> None:
+    (installed.parent / "says").write_text("sudo: a password is required\n")
     said = why_not(installed=str(installed))
     assert said.startswith("sudo says: sudo: a password is required.")
-    assert said.endswith(f"/etc/sudoers.d/gpu-pool-hibernation: %gpu-pool ALL=(root) NOPASSWD: {installed}")
-    sudo.write_text("""#!/bin/sh\necho '{"ok": true, "why": "", "version": 0}'\n""")
+    assert f"/etc/sudoers.d/gpu-pool-hibernation: %gpu-pool ALL=(root) NOPASSWD: {installed};" in said
+    assert said.endswith("must be in that group: sudo usermod --append --groups gpu-pool 1000000")
+
+
+@as_root
+@pytest.mark.usefixtures("as_user")
+def test_a_sudo_that_asks_for_a_terminal_is_told_with_what_leaves_that_out(installed: Path) -> None:
+    (installed.parent / "says").write_text("sudo: sorry, you must have a tty to run sudo\n")
+    said = why_not(installed=str(installed))
+    assert said.startswith("sudo says: sudo: sorry, you must have a tty to run sudo.")
+    assert said.endswith(f"/etc/sudoers.d/gpu-pool-hibernation: Defaults!{installed} !requiretty")
+
+
+@as_root
+@pytest.mark.skipif(_SETPRIV is None, reason="there is no setpriv")
+def test_a_process_that_can_get_no_rights_is_told_who_forbids_that(installed: Path) -> None:
+    code = (
+        "import os; os.geteuid = lambda: 1000000\n"
+        "from gpu_pool_provisioner.hibernation.calling import why_not\n"
+        f"print(why_not(installed={str(installed)!r}))"
+    )
+    command = [str(_SETPRIV), "--no-new-privs", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("sudo can do nothing for this process, which can get no more rights")
+    assert "SystemdSpawner by disable_user_sudo = False" in done.stdout
+
+
+@as_root
+@pytest.mark.usefixtures("as_user")
+def test_a_program_of_another_version_is_told(installed: Path) -> None:
+    (installed.parent / "sudo").write_text("""#!/bin/sh\necho '{"ok": true, "why": "", "version": 0}'\n""")
     assert why_not(installed=str(installed)).startswith(f"{installed} is another version's")
 
 

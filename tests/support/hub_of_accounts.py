@@ -36,10 +36,10 @@ _PATIENT = {"leave_within = 45": "leave_within = 300", "interrupt_timeout = 60":
 
 def install(machine: Machine, *users: str) -> None:
     """Do what stands on the page below *Install it*, as it stands there, for these users."""
-    guide, said = Guide(PAGE, Path(), {}), ""
+    guide = Guide(PAGE, Path(), {})
     for command in guide.commands("Install it"):
         for each in users if "usermod" in command else ("",):
-            said = machine.type(command.replace("THAT_FILE", said.strip()).replace(" ada", f" {each}"))
+            machine.type(command.replace(" ada", f" {each}"))
     path = "/etc/sudoers.d/gpu-pool-hibernation"
     machine.write(path, guide.file("Install it", path), 0o440)
     machine.run("visudo", "--check")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import select
 import shutil
 import subprocess
@@ -243,13 +244,38 @@ def _why_not(criu: str, installed: str, folder: str) -> str:
     try:
         answer = Program(criu, folder, installed=installed).call("check")
     except ProgramEnded as error:
-        line = f"%gpu-pool ALL=(root) NOPASSWD: {installed}"
-        return f"{error} Whoever administers this machine allows it by a line in {_SUDOERS}: {line}"
+        return f"{error} {_how_to_allow(str(error), installed)}"
     except ProgramRefused as error:
         return f"{error}"
     if answer.get("version") != VERSION:
         return f"{installed} is another version's: install that of this version."
     return str(answer["why"])
+
+
+def _how_to_allow(said: str, installed: str) -> str:
+    """Return what whoever administers the machine does, so that sudo says something else."""
+    who = "Whoever administers this machine"
+    if "must have a tty" in said:
+        return f"{who} adds to {_SUDOERS}: Defaults!{installed} !requiretty"
+    line = f"%gpu-pool ALL=(root) NOPASSWD: {installed}"
+    return (
+        f"{who} allows it to a group by a line in {_SUDOERS}: {line}; and this account must be in "
+        f"that group: sudo usermod --append --groups gpu-pool {_account()}"
+    )
+
+
+def _account() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _gains_no_rights() -> bool:
+    """Whether sudo can do nothing for this process."""
+    with suppress(OSError):
+        return b"\nNoNewPrivs:\t1\n" in Path("/proc/self/status").read_bytes()
+    return False
 
 
 def _why_not_called(installed: str) -> str:
@@ -260,5 +286,12 @@ def _why_not_called(installed: str) -> str:
             f"there is no {installed}, which writes the kernels of other users than root to disk: "
             f"{program.INSTALL} {installed}"
         )
-    why = untrusted(installed)
-    return f"{why}." if why else ""
+    if why := untrusted(installed):
+        return f"{why}."
+    if _gains_no_rights():
+        return (
+            "sudo can do nothing for this process, which can get no more rights (no_new_privs). Whoever "
+            "started it must allow that: SystemdSpawner by disable_user_sudo = False, a unit of systemd by "
+            "NoNewPrivileges=no, a container without no-new-privileges."
+        )
+    return ""
