@@ -26,7 +26,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -67,11 +67,11 @@ from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_reque
 from gpu_pool_provisioner.session import Session, SessionTimes, State, events, texts
 from gpu_pool_provisioner.session.session import MARGIN, OnDisk
 from gpu_pool_provisioner.settings import SESSION_VARIABLE, SliceSettings, kernel_name, notebook_of
-from gpu_pool_provisioner.templates import TemplateProcess, templates
+from gpu_pool_provisioner.templates import Kind, TemplateProcess, templates
 from gpu_pool_provisioner.wait_log import WaitLog
 
 if TYPE_CHECKING:  # few kernels sleep
-    from gpu_pool_provisioner.hibernation.calling import Program
+    from gpu_pool_provisioner.hibernation.kept import KeptKernel, Program
     from gpu_pool_provisioner.hibernation.left import Owner
 
 #: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
@@ -318,12 +318,15 @@ class GPUPoolProvisioner(SliceSettings):
         status = await shared_pool(self.url).status()
         lease = expected_lease(parse_request(self.slice), self.holder(), status)
         on_slice = SliceEnvironment(cmd, environment, lease)
-        return await asyncio.to_thread(
-            templates().start_before_kernels,
-            on_slice.command,
-            {"env": {**environment, **on_slice.variables}},
-            self.template_settings(),
-        )
+        kwargs = {"env": {**environment, **on_slice.variables}}
+        find: Callable[..., Kind] = Kind.of
+        if (self.hibernate_after or self.hibernate_with_server) and not await self._why_it_cannot_sleep():
+            from gpu_pool_provisioner.prepared import kind_of
+
+            find = partial(kind_of, self._hibernates_by)
+        settings = self.template_settings()
+        kind = partial(find, on_slice.command, kwargs, settings)
+        return await asyncio.to_thread(templates().start_before_kernels, kind, settings)
 
     async def _check_slice(self) -> None:
         """Raise, as JupyterLab's dialog is to show it, why the pool could never grant the slice."""
@@ -559,9 +562,14 @@ class GPUPoolProvisioner(SliceSettings):
             names = {**before, **variables}
             kept.changed = {name: (before.get(name), variables.get(name)) for name in names}
             self.pid = await kept.wake()
+        elif (prepared := await self._prepared_kernel(cmd, kwargs)) is not None:
+            kept = driver.kept = prepared
+            self.pid = kept.pid
         else:
             kept = driver.kept = KeptKernel(self._hibernates_by)
             self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
+        if self.preload is not None:
+            templates().note_kernel(kept.pid)
         kept.record = record
         outlives = record is not None
         driver.session = replace(driver.session, can_hibernate=True, image_outlives_server=outlives)
@@ -579,6 +587,14 @@ class GPUPoolProvisioner(SliceSettings):
     async def _fork_kernel(self, cmd: list[str], kwargs: dict[str, Any]) -> ForkedProcess | None:
         """Return a warm kernel's process; None where the kernel must start cold."""
         return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), self.template_settings())
+
+    async def _prepared_kernel(self, cmd: list[str], kwargs: dict[str, Any]) -> KeptKernel | None:
+        """Return a prepared kernel that may sleep on disk; None where the kernel must start cold."""
+        if self.preload is None:
+            return None
+        from gpu_pool_provisioner.prepared import prepared_kernel
+
+        return await prepared_kernel(self._hibernates_by, cmd, kwargs, self.template_settings())
 
     async def _start_in_proxy(self, cmd: list[str], kwargs: dict[str, Any]) -> SessionDriver:
         """Let a proxy launch the kernel and answer for it: a new one, or after a restart the same one.

@@ -20,17 +20,20 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpu_pool_client import _procfs
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.environment import LAUNCHERS
 from gpu_pool_provisioner.forked import ForkedProcess, Streams, adopting, unwanted_groups, wait_for_unwanted
+
+if TYPE_CHECKING:  # few kernels sleep
+    from gpu_pool_provisioner.hibernation.kept import KeptKernel
 
 #: Seconds in which a template must say that it has heard, unless it waits for a processor.
 _ANSWERS_WITHIN: Final = 0.2
@@ -66,7 +69,7 @@ _PLACE_FOR: Final = 1 << 14
 _UNDERSTOOD: Final = frozenset(("env", "cwd", "stdin", "stdout", "stderr"))
 
 
-class _StartCold(Exception):
+class StartColdError(Exception):
     """No kernel was forked; the message says why."""
 
 
@@ -84,30 +87,37 @@ class TemplateProcess:
     """One template's process, from its start to its end."""
 
     def __init__(
-        self, command: Callable[[int], list[str]], environment: Mapping[str, str], max_mib: int
+        self, command: Callable[[int | str], list[str]], environment: Mapping[str, str], max_mib: int
     ) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = _in_lasting_thread(
-                lambda: subprocess.Popen(
-                    command(theirs.fileno()),
-                    env={_PLACE: "-" * _PLACE_FOR, **environment},
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-            )
+        self._command = command
+        self._environment = {_PLACE: "-" * _PLACE_FOR, **environment}
         self._max_mib = max_mib
+        self._process: subprocess.Popen[bytes] | KeptKernel
+        self._begin()
         #: When a kernel was last asked for, of ``time.monotonic()``.
         self.used_at = time.monotonic()
         #: Why it is of no use; empty while it may be.
         self.refusal = ""
         self._ready = threading.Event()
         self._is_ended = False
-        # Neither may keep this process from ending.
-        threading.Thread(target=self._import, name="gpu-pool-template-import", daemon=True).start()
         #: Asks it for one kernel after another.
         self._executor = ThreadPoolExecutor(1, "gpu-pool-template")
+        # It may not keep this process from ending.
+        threading.Thread(target=self._import, name="gpu-pool-template-import", daemon=True).start()
+
+    def _begin(self) -> None:
+        """Start its process, by which it is asked from then on. Raises ``OSError``."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = _in_lasting_thread(
+                lambda: subprocess.Popen(
+                    self._command(theirs.fileno()),
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            )
 
     @property
     def pid(self) -> int:
@@ -145,12 +155,13 @@ class TemplateProcess:
     def forget(self) -> None:
         """Leave it to the process that has forked this one, whose child it is."""
         self._control.close()
-        self._process.returncode = 0  # nothing to wait for
+        if isinstance(self._process, subprocess.Popen):
+            self._process.returncode = 0  # nothing to wait for
 
     async def fork(
         self, argv: Sequence[str], environment: Mapping[str, str], cwd: str | None, streams: Sequence[int]
     ) -> int:
-        """Return the pid of a new kernel, this process' child, once it listens. Raises ``_StartCold``."""
+        """Return the pid of a new kernel, this process' child, once it listens. Raises ``StartColdError``."""
         self.used_at = time.monotonic()
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -167,7 +178,7 @@ class TemplateProcess:
                     await asyncio.wait_for(loop.sock_recv(ours, 1), _LISTENS_WITHIN)
             except BaseException:
                 # Nobody will wait for the end of a kernel whose start was given up.
-                asked.add_done_callback(_end_kernel)
+                asked.add_done_callback(self._end_kernel)
                 raise
         return pid
 
@@ -198,13 +209,7 @@ class TemplateProcess:
     def _ask(self, content: bytes, channel: socket.socket, streams: Sequence[int]) -> int:
         try:
             with channel, adopting() as wanted:
-                self._control.settimeout(_ANSWERS_WITHIN)
-                socket.send_fds(self._control, [content], [channel.fileno(), *streams])
-                if self._hears():
-                    self._control.settimeout(_FORKS_WITHIN)
-                    told = json.loads(self._control.recv(_MAX_MESSAGE) or _ENDED)
-                else:
-                    told = json.loads(_ENDED)
+                told = self._told(content, [channel.fileno(), *streams])
                 if "pid" in told:
                     wanted.add(int(told["pid"]))
         except (OSError, ValueError) as error:
@@ -212,16 +217,26 @@ class TemplateProcess:
             self._process.kill()
             self._process.wait()
             unwanted_groups.add(self.pid)
-            raise _StartCold(f"the template did not answer ({error or type(error).__name__})") from error
+            raise StartColdError(f"the template did not answer ({error or type(error).__name__})") from error
         if "pid" not in told:
             unwanted_groups.add(self.pid)
-            raise _StartCold(told["cold"])
+            raise StartColdError(told["cold"])
         pid = int(told["pid"])
         try:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError as error:
-            raise _StartCold("the kernel that was forked is no child of this server") from error
+            raise StartColdError("the kernel that was forked is no child of this server") from error
         return pid
+
+    def _told(self, content: bytes, descriptors: list[int]) -> dict[str, Any]:
+        """Return what it answers to a question. Raises ``OSError`` and ``ValueError``."""
+        self._control.settimeout(_ANSWERS_WITHIN)
+        socket.send_fds(self._control, [content], descriptors)
+        told: dict[str, Any] = json.loads(_ENDED)
+        if self._hears():
+            self._control.settimeout(_FORKS_WITHIN)
+            told = json.loads(self._control.recv(_MAX_MESSAGE) or _ENDED)
+        return told
 
     def _hears(self) -> bool:
         """Wait until it has heard what it is asked; False if it has ended. Raises ``TimeoutError``."""
@@ -233,6 +248,15 @@ class TemplateProcess:
                 # A kernel that starts cold would have to wait for a processor as well.
                 if time.monotonic() > give_up_at or not _wants_processor(self.pid):
                     raise
+
+    def _end_kernel(self, asked: Future[int]) -> None:
+        """End the kernel for which it was asked, if there is one."""
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        pid = asked.result()
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _in_lasting_thread(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -257,15 +281,6 @@ def _wants_processor(pid: int) -> bool:
     return found is not None and found.state in (b"R", b"D")
 
 
-def _end_kernel(asked: Future[int]) -> None:
-    if asked.cancelled() or asked.exception() is not None:
-        return
-    pid = asked.result()
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 def _resident_mib(pid: int) -> int:
     """Return how much memory a process takes; 0 if it has just ended."""
     try:
@@ -275,40 +290,63 @@ def _resident_mib(pid: int) -> int:
     return pages * os.sysconf("SC_PAGESIZE") >> 20
 
 
-_Key = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
+_Key = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]], object]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """What the kernels of one template have in common."""
 
     key: _Key
-    #: The template's command, by the number of the descriptor by which it is asked.
-    command: Callable[[int], list[str]]
+    #: Its command, by the number of the descriptor by which it is asked, or the path of a socket.
+    command: Callable[[int | str], list[str]]
     #: Its environment.
     early: Mapping[str, str]
+    #: Makes one that starts. Raises ``OSError``.
+    make: Callable[[Kind, int], TemplateProcess]
+    #: Whether it is its only kernel: then another one takes its place as soon as it is asked for it.
+    is_once: bool = False
 
     @classmethod
-    def of(cls, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings) -> _Kind:
-        """Return the kind of a kernel. Raises ``_StartCold`` where it can have no template."""
-        if kwargs.get("env") is None or not _UNDERSTOOD.issuperset(kwargs):
-            raise _StartCold("it is started with arguments that a template does not understand")
+    def of(cls, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings) -> Kind:
+        """Return the kind of a kernel that is forked. Raises ``StartColdError`` where there is none."""
         if kwargs.get("stdin") == subprocess.PIPE:
-            raise _StartCold("its standard input is a pipe")
-        make = _template_command()
-        made = make(argv, settings.preload, 0, settings.idle_timeout) if make else None
-        if make is None or made is None:
-            raise _StartCold("its command is not one of an IPython kernel")
-        early = {
-            name: value for name, value in _environment(kwargs).items() if not name.startswith(_READ_LATE)
-        }
+            raise StartColdError("its standard input is a pipe")
 
-        def command(control: int) -> list[str]:
-            found = make(argv, settings.preload, control, settings.idle_timeout)
+        def make(kind: Kind, max_mib: int) -> TemplateProcess:
+            return TemplateProcess(kind.command, kind.early, max_mib)
+
+        return cls.made_by(make, argv, kwargs, settings)
+
+    @classmethod
+    def made_by(
+        cls,
+        make: Callable[[Kind, int], TemplateProcess],
+        argv: list[str],
+        kwargs: Mapping[str, Any],
+        settings: TemplateSettings,
+        only: object = None,
+    ) -> Kind:
+        """Return the kind of a kernel whose process is made so; with ``only``, one for each kernel.
+
+        Two of those with another ``only`` are of two kinds. Raises ``StartColdError`` where there is none.
+        """
+        if kwargs.get("env") is None or not _UNDERSTOOD.issuperset(kwargs):
+            raise StartColdError("it is started with arguments that a template does not understand")
+        find = _template_command()
+        made = find(argv, settings.preload, 0, settings.idle_timeout) if find else None
+        if find is None or made is None:
+            raise StartColdError("its command is not one of an IPython kernel")
+        environment = _environment(kwargs) if only is None else kwargs["env"]
+        early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
+
+        def command(control: int | str) -> list[str]:
+            found = find(argv, settings.preload, control, settings.idle_timeout)
             assert found is not None
             return found[1]
 
-        return cls((tuple(made[0]), settings.preload, frozenset(early.items())), command, early)
+        key = tuple(made[0]), settings.preload, frozenset(early.items()), only
+        return cls(key, command, early, make, is_once=only is not None)
 
 
 class Templates:
@@ -318,6 +356,8 @@ class Templates:
         self._lock = threading.Lock()
         self._templates: dict[_Key, TemplateProcess] = {}
         self._starting: dict[_Key, threading.Timer] = {}
+        #: The processes of kernels that are no children of this one.
+        self._others: set[int] = set()
 
     async def start_kernel(
         self, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings
@@ -328,7 +368,7 @@ class Templates:
         """
         try:
             wait_for_unwanted()
-            template = self._find(argv, kwargs, settings)
+            template = self.find(Kind.of(argv, kwargs, settings), settings)
             if template is None:
                 return None
             with contextlib.ExitStack() as opened:
@@ -337,40 +377,45 @@ class Templates:
                 process = ForkedProcess(pid, argv)
                 process.stdout, process.stderr = streams.keep()
                 return process
-        except _StartCold as why:
+        except StartColdError as why:
             get_logger().info("This kernel starts cold: %s.", why)
         except Exception as error:  # noqa: BLE001 - no student gets an error because of a template
             get_logger().warning("This kernel starts cold: %r", error)
         return None
 
-    def _find(
-        self, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings
-    ) -> TemplateProcess | None:
-        """Return the kernel's template if it is ready; where there is none, let one start soon."""
-        kind = _Kind.of(argv, kwargs, settings)
+    def find(self, kind: Kind, settings: TemplateSettings) -> TemplateProcess | None:
+        """Return the template of a kernel if it is ready; where there is none, let one start soon."""
         with self._lock:
             found = self._templates.get(kind.key)
             if found is not None and found.has_ended and not found.refusal:
                 self._templates.pop(kind.key).end()
                 found = None
+            ready = found if found is not None and found.is_ready else None
+            if ready is not None and kind.is_once:
+                self._templates.pop(kind.key)
+                found = None
             if found is None and kind.key not in self._starting and settings.max_templates:
-                # Not now, since it would slow the kernel that starts cold.
+                # Not now, since it would slow the kernel that starts.
                 timer = threading.Timer(STARTS_AFTER, self._start, (kind, settings))
                 timer.daemon = True
                 self._starting[kind.key] = timer
                 timer.start()
-        return found if found is not None and found.is_ready else None
+        return ready
+
+    def note_kernel(self, pid: int) -> None:
+        """Let no template start while this kernel computes either, which is no child of this process."""
+        self._others.add(pid)
 
     def start_before_kernels(
-        self, argv: list[str], kwargs: Mapping[str, Any], settings: TemplateSettings
+        self, find: Callable[[], Kind], settings: TemplateSettings
     ) -> TemplateProcess | None:
         """Start the template of kernels before the first of them, unless it is there or there are enough.
 
-        ``argv`` and ``kwargs`` are those that they will probably have. Returns what was started.
+        ``find`` returns their probable kind. Returns what was started.
         """
         try:
-            kind = _Kind.of(argv, kwargs, settings)
-        except _StartCold as why:
+            kind = find()
+        except StartColdError as why:
             get_logger().info("No template starts with the server: %s.", why)
             return None
         with self._lock:
@@ -379,9 +424,9 @@ class Templates:
                 return None
             return self._start_now(kind, settings)
 
-    def _start(self, kind: _Kind, settings: TemplateSettings) -> None:
+    def _start(self, kind: Kind, settings: TemplateSettings) -> None:
         put_off_until = time.monotonic() + PAUSES_WITHIN
-        while kind.key in self._starting and time.monotonic() < put_off_until and _children_compute():
+        while kind.key in self._starting and time.monotonic() < put_off_until and self._kernels_compute():
             pass
         with self._lock:
             if self._starting.pop(kind.key, None) is None:
@@ -389,9 +434,9 @@ class Templates:
             self._make_room(settings.max_templates)
             self._start_now(kind, settings)
 
-    def _start_now(self, kind: _Kind, settings: TemplateSettings) -> TemplateProcess | None:
+    def _start_now(self, kind: Kind, settings: TemplateSettings) -> TemplateProcess | None:
         try:
-            started = TemplateProcess(kind.command, kind.early, settings.max_mib)
+            started = kind.make(kind, settings.max_mib)
         except OSError as error:
             get_logger().warning("Kernels of this kind start cold: their template did not start: %s", error)
             return None
@@ -424,23 +469,30 @@ class Templates:
         for template in self._templates.values():
             template.forget()
 
+    def _kernels_compute(self) -> bool:
+        """Look for a moment whether this process' children want a processor, or other kernels of its."""
+        others = [*self._others]
+        before = _times_of_children(others)
+        time.sleep(_PAUSE)
+        after = _times_of_children(others)
+        self._others.difference_update({*others} - {*after})
+        return sum(after[pid] - before.get(pid, 0.0) for pid in after) > _PAUSE_BELOW * _PAUSE
 
-def _children_compute() -> bool:
-    """Look for a moment whether this process' children want a processor; kernels are among them."""
-    before = _times_of_children()
-    time.sleep(_PAUSE)
-    after = _times_of_children()
-    return sum(after[pid] - before.get(pid, 0.0) for pid in after) > _PAUSE_BELOW * _PAUSE
 
+def _times_of_children(others: Iterable[int] = ()) -> dict[int, float]:
+    """Return for how many seconds each child has run or waited for a processor, where the system tells it.
 
-def _times_of_children() -> dict[str, float]:
-    """Return for how many seconds each child has run or waited for a processor, where the system tells it."""
-    found = {}
+    Of ``others`` as well that have not ended.
+    """
+    pids = [*others]
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            for pid in (task / "children").read_text().split():
-                ran, waited, _ = map(int, Path(f"/proc/{pid}/schedstat").read_text().split())
-                found[pid] = (ran + waited) / 1e9
+            pids += map(int, (task / "children").read_text().split())
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            ran, waited, _ = map(int, Path(f"/proc/{pid}/schedstat").read_text().split())
+            found[pid] = (ran + waited) / 1e9
     return found
 
 

@@ -93,7 +93,7 @@ SERVER: Final = (
     "gpu_pool_client._remote.client:RemotePool.request:after",
     "gpu_pool_client._remote.client:RemotePool.release:before",
     "gpu_pool_provisioner.templates:TemplateProcess._import:before",
-    "gpu_pool_provisioner.templates:Templates._find:after",
+    "gpu_pool_provisioner.templates:Templates.find:after",
     "gpu_pool_provisioner.templates:TemplateProcess._ask:before",
     "gpu_pool_provisioner.templates:TemplateProcess._hears:after",
     "gpu_pool_provisioner.templates:TemplateProcess._ask:after",
@@ -104,8 +104,8 @@ TEMPLATE: Final = (
     "gpu_pool_kernels.inkernel.template:Template.doubt:before",
     "gpu_pool_kernels.inkernel.template:Template.fork:before",
     "os:waitpid:before",
-    "gpu_pool_kernels.inkernel.template:_send:before",
-    "gpu_pool_kernels.inkernel.template:_send:after",
+    "gpu_pool_kernels.inkernel.template:send:before",
+    "gpu_pool_kernels.inkernel.template:send:after",
 )
 #: In a template or in what it has just forked, whichever comes first, and in the new kernel.
 FORKED: Final = (

@@ -371,7 +371,7 @@ POINTS = {
     "heard": ("main.Template", "doubt", "True"),
     "before": ("main.Template", "fork", "True"),
     "between": ("os", "waitpid", "os.getpid() == template"),
-    "pid": ("main", "_send", "'pid' in arguments[1]"),
+    "pid": ("main", "send", "'pid' in arguments[1]"),
     "told": ("main.Template", "_next", "os.getpid() == template"),
     "begun": ("main.Template", "become_kernel", "True"),
     "unbound": ("main", "tell_when_bound", "True"),

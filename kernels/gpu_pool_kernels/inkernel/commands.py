@@ -48,20 +48,21 @@ def launched(argv: "list[str]") -> "list[str]":
 
 
 def template_argv(
-    argv: "list[str]", modules: "Sequence[str]", control: int, idle_timeout: float
+    argv: "list[str]", modules: "Sequence[str]", control: "int | str", idle_timeout: float
 ) -> "tuple[list[str], list[str]] | None":
     """Return what all commands of a template's kernels begin with, and the template's own command.
 
     ``argv`` is a kernel's command as :func:`launched` returns it; None for any other.
-    ``control`` is the number of a descriptor by which the template is asked. After
-    ``idle_timeout`` seconds without a question it ends.
+    ``control`` is the number of a descriptor by which the template is asked; or of a process that
+    becomes its only kernel, the path of a socket. After ``idle_timeout`` seconds without a question it ends.
     """
     if str(LAUNCHER) not in argv or not LAUNCHER.is_file():
         return None
     position = argv.index(str(LAUNCHER))
     # A kernel writes its own command over the template's, which therefore must not be shorter.
     padding = "-" * (sum(len(word.encode()) + 1 for word in argv[position:]) + _LONGER_NAMES)
-    own = [str(LAUNCHER), "template", str(control), ",".join(modules), f"{idle_timeout:.0f}", padding]
+    program = "prepared" if isinstance(control, str) else "template"
+    own = [str(LAUNCHER), program, str(control), ",".join(modules), f"{idle_timeout:.0f}", padding]
     return argv[:position], [*argv[:position], *own]
 
 

@@ -5,8 +5,8 @@
 and ``sys.argv``, except that the arguments ask IPython for our extension. If
 ours cannot be loaded, the kernel starts without it.
 
-``python launch.py template ...`` runs ``template.py`` of this folder, ``trial`` its ``trial.py``, and
-``supervisor`` its ``supervisor.py`` and ``job`` its ``job.py``.
+``python launch.py template ...`` runs ``template.py`` of this folder, ``prepared`` its ``prepared.py``,
+``trial`` its ``trial.py``, ``supervisor`` its ``supervisor.py`` and ``job`` its ``job.py``.
 """
 
 import importlib
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 #: What may be named in place of ``-m``: the modules of this folder that are programs.
-PROGRAMS = ("template", "trial", "supervisor", "job")
+PROGRAMS = ("template", "prepared", "trial", "supervisor", "job")
 #: The name of this folder's package inside the kernel. Private, so that it
 #: neither hides nor is hidden by a module of the environment.
 PACKAGE = "_gpu_pool_inkernel"

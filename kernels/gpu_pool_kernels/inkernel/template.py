@@ -82,8 +82,8 @@ _MAX_DESCRIPTORS = 4
 class Template:
     """What this process has imported, and how it was before."""
 
-    def __init__(self, control: int, modules: "list[str]", idle: float) -> None:
-        self.control = socket.socket(fileno=control)
+    def __init__(self, control: socket.socket, modules: "list[str]", idle: float) -> None:
+        self.control = control
         self.server = os.getppid()
         self.modules = modules
         #: Seconds after which it ends if no kernel was asked for.
@@ -105,6 +105,18 @@ class Template:
         self.given = given_variables()
         self.given.pop(PLACE, None)
         os.environ.pop(PLACE, None)
+
+    def command_of_kernel(self) -> "list[str] | None":
+        """Import everything, and serve; return as :meth:`serve`."""
+        if free_memory.is_short():
+            send(self.control, {"short": True})
+            return None
+        self.import_kernel()
+        argv = self.serve_first()
+        if argv is None:
+            failed = self.prepare()
+            argv = self.serve() if self.tell(failed) else None
+        return argv
 
     def import_kernel(self) -> None:
         """Import what every kernel does. Raises ``ImportError``."""
@@ -153,7 +165,7 @@ class Template:
         doubt = None if failed else self.doubt_of_imports()
         if doubt is not None:
             why = self.first_seen.with_module(doubt)
-        _send(self.control, {"failed": why} if why else {"ready": self.modules})
+        send(self.control, {"failed": why} if why else {"ready": self.modules})
         return not why
 
     def serve_first(self) -> "list[str] | None":
@@ -186,11 +198,11 @@ class Template:
 
     def _answer(self, wanted: "dict[str, Any]", descriptors: "list[int]") -> "tuple[list[str] | None, bool]":
         """Answer a question; return the command in the kernel, and whether this template is of no use now."""
-        _send(self.control, {"heard": True})
-        outdated = self.doubt(descriptors) or self._outdated()
+        send(self.control, {"heard": True})
+        outdated = self.doubt(descriptors) or self.outdated()
         doubt = outdated or self._hidden(wanted["cwd"]) or self._unshowable(wanted["env"])
         if doubt is not None:
-            _send(self.control, {"cold": doubt})
+            send(self.control, {"cold": doubt})
         elif self.fork():
             self.become_kernel(wanted, descriptors)
             return list(wanted["argv"]), False
@@ -275,7 +287,7 @@ class Template:
                     return "the preloaded modules have memory that they share with other processes"
         return None
 
-    def _outdated(self) -> "str | None":
+    def outdated(self) -> "str | None":
         """Return what a new child of the server would not have in common with this process."""
         server, own = f"/proc/{self.server}/", "/proc/self/"
         if os.getppid() != self.server:
@@ -321,7 +333,7 @@ class Template:
             except OSError as error:  # the user's processes, or the memory
                 os.close(reading)
                 os.close(writing)
-                _send(self.control, {"cold": f"no process could be forked: {error}"})
+                send(self.control, {"cold": f"no process could be forked: {error}"})
                 return False
             if between == 0:
                 try:
@@ -340,7 +352,7 @@ class Template:
         os.waitpid(between, 0)
         told = os.read(reading, 32)
         os.close(reading)
-        _send(self.control, {"pid": int(told)} if told else {"cold": "no process could be forked"})
+        send(self.control, {"pid": int(told)} if told else {"cold": "no process could be forked"})
         return False
 
     def become_kernel(self, wanted: "dict[str, Any]", descriptors: "list[int]") -> None:
@@ -354,12 +366,20 @@ class Template:
         for standard, given in enumerate(descriptors[1:]):
             os.dup2(given, standard)
             os.close(given)
+        with contextlib.suppress(AttributeError):  # Python before 3.8, and a name that is not public
+            threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+        self.look_as_wanted(wanted)
+        # Pages are shared for as long as the collector does not touch them.
+        gc.freeze()
+        draw_anew(self.generators)
+        tell_when_bound(channel)
+
+    def look_as_wanted(self, wanted: "dict[str, Any]") -> None:
+        """Have the signals, variables, folder and command that a new process would have."""
         for number, handler in self.handlers.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
-        with contextlib.suppress(AttributeError):  # Python before 3.8, and a name that is not public
-            threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
         self.set_variables(wanted["env"])
         place = place_of_variables()
         if place is not None:
@@ -367,11 +387,7 @@ class Template:
             ctypes.memmove(place[0], self._shown(wanted["env"]).ljust(place[1], b"-"), place[1])
         if wanted["cwd"] is not None:
             os.chdir(wanted["cwd"])
-        # Pages are shared for as long as the collector does not touch them.
-        gc.freeze()
-        draw_anew(self.generators)
         show_command(wanted["argv"])
-        tell_when_bound(channel)
 
     def set_variables(self, wanted: "dict[str, str]") -> None:
         """Let the environment be what it would be had everything been imported in it."""
@@ -436,7 +452,8 @@ def _receive(control: socket.socket) -> "Any":
     return content, descriptors
 
 
-def _send(control: socket.socket, message: "dict[str, Any]") -> None:
+def send(control: socket.socket, message: "dict[str, Any]") -> None:
+    """Tell the server something."""
     # A server that has gone is noticed where it is asked for the next question.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         control.send(json.dumps(message).encode())
@@ -486,12 +503,14 @@ def tell_when_bound(channel: socket.socket) -> None:
 
 
 def run(argv: "list[str]", launcher: str) -> None:
-    """Run the kernel as ``launch.py`` in this folder does, which its command names as ``launcher``."""
+    """Run the kernel as ``launch.py`` in this folder does, which its command names as ``launcher``.
+
+    Returns once it has ended, as a kernel that starts cold.
+    """
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path.insert(0, str(Path(__file__).resolve().parent))
     sys.argv[:] = argv[argv.index(launcher) :]
     launch.main()
-    end()
 
 
 def end() -> None:
@@ -516,16 +535,15 @@ def main() -> None:
     """Import what the command line names, and fork kernels until the server closes the socket."""
     launcher, _, control, modules, idle = sys.argv[:5]
     end_with_server()
-    template = Template(int(control), list(filter(None, modules.split(","))), float(idle))
-    if free_memory.is_short():
-        _send(template.control, {"short": True})
-        return
-    template.import_kernel()
-    argv = template.serve_first()
-    if argv is None:
-        failed = template.prepare()
-        argv = template.serve() if template.tell(failed) else None
+    template = Template(socket.socket(fileno=int(control)), names(modules), float(idle))
+    argv = template.command_of_kernel()
     if argv is None:
         # What modules do at the end of a process is up to the kernels: they may still use it.
         os._exit(0)
     run(argv, launcher)
+    end()
+
+
+def names(modules: str) -> "list[str]":
+    """Return the modules that a command line names."""
+    return list(filter(None, modules.split(",")))

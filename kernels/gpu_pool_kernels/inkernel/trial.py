@@ -9,6 +9,7 @@ import, which takes longer.
 """
 
 import os
+import socket
 import sys
 
 from . import template
@@ -34,7 +35,7 @@ def main() -> None:
     """Import what the command line names, tell what came of it, and end."""
     _, _, control, modules = sys.argv[:4]
     template.end_with_server()
-    tried = Trial(int(control), list(filter(None, modules.split(","))), 0.0)
+    tried = Trial(socket.socket(fileno=int(control)), template.names(modules), 0.0)
     with EveryImport(tried.after_import).watched():
         tried.import_kernel()
         failed = tried.prepare()

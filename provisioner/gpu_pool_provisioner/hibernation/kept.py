@@ -35,6 +35,8 @@ from gpu_pool_provisioner.launchers.process import ContinuedProcess
 
 __all__ = ["INSTALLED", "KeptKernel", "Program", "why_not"]
 
+#: By which a kernel knows the process that has started it, with which it ends.
+PARENT_VARIABLE: Final = "JPY_PARENT_PID"
 #: Seconds in which a kernel has heard that its connections are closed. Where it has not, CRIU refuses.
 _CLOSED_WITHIN: Final = 1.0
 _LOOK_EVERY: Final = 0.01
@@ -139,17 +141,36 @@ class KeptKernel:
 
     async def launch(self, command: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> int:
         """Launch it, and return its pid. Raises ``OSError``."""
+        return await asyncio.to_thread(self._launched, command, environment, cwd)
+
+    def _launched(self, command: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> int:
+        left.remove_abandoned_once(self._program)
+        self.begin(command, environment, cwd)
+        try:
+            return self.take()
+        except OSError:
+            self.end()
+            raise
+
+    def begin(self, command: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> None:
+        """Launch what is to be a kernel of this server once it is taken. Blocks. Raises ``OSError``."""
         # Its parent is no server, and what ends it is the program: it must not look for another one.
-        known = {name: value for name, value in environment.items() if name != "JPY_PARENT_PID"}
+        known = {name: value for name, value in environment.items() if name != PARENT_VARIABLE}
         request = {"argv": list(command), "env": known, "cwd": cwd or str(Path.cwd()), "umask": _umask()}
         try:
-            return await asyncio.to_thread(self._launched, request)
+            self._begun("launch", **request)
         except ProgramRefused as error:
             raise OSError(error.errno, str(error)) from error
 
-    def _launched(self, request: dict[str, Any]) -> int:
-        left.remove_abandoned_once(self._program)
-        return self._begun("launch", **request)
+    def take(self) -> int:
+        """Let it be a kernel of this server; return its pid. Raises ``OSError``."""
+        assert self._stays is not None
+        self._held = left.hold(self._stays.answer["id"])
+        return self.pid
+
+    def forget(self) -> None:
+        """Leave it to the process that has forked this one."""
+        self._let_go()
 
     def _begun(self, *words: str, **request: Any) -> int:
         """Let the program begin a kernel, and return its pid. Raises ``ProgramRefused`` and ``OSError``."""
@@ -159,8 +180,6 @@ class KeptKernel:
             # Looked at after that: while it lives the first does, which is no other process then.
             process = Process.of(stays.answer["pid"])
             if process is not None and not self._is_over:
-                if "id" in stays.answer:
-                    self._held = left.hold(stays.answer["id"])
                 self._stays, self._process, self._first = stays, ContinuedProcess(process), first
                 return process.pid
         stays.let_go()
