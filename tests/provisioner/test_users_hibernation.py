@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,21 @@ async def main(cells):
 
 asyncio.run(main(json.loads(sys.argv[1])))
 """
+#: The same once a kernel was prepared, which the notebook's is to be.
+PREPARING = SERVER.replace(
+    "async def main(cells):\n",
+    """from gpu_pool_provisioner import templates as module
+
+async def main(cells):
+    module.STARTS_AFTER = module.PAUSES_WITHIN = 0.0; module._ANSWERS_WITHIN = 20.0
+    first = AsyncKernelManager(kernel_name="sleeper")
+    await first.start_kernel()
+    while not module.templates().all(): await asyncio.sleep(0.01)
+    (prepared,) = module.templates().all()
+    assert await asyncio.to_thread(prepared.wait_until_ready, 60)
+    await first.shutdown_kernel(now=True)
+""",
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +102,15 @@ def environment(user: User) -> dict[str, str]:
     }
 
 
-def install(user: User, installation: Installation) -> None:
-    """Write a kernelspec of the user's, and a notebook."""
+def install(user: User, installation: Installation, **more: Any) -> None:
+    """Write a kernelspec of the user's, with more settings, and a notebook."""
     config = {
         "slice": "50%",
         "unattended": False,
         "hibernate_after": 0.5,
         "hibernate_with_server": True,
         "hibernation_program": str(installation.program),
+        **more,
     }
     spec = {
         "argv": [PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
@@ -108,7 +125,7 @@ def install(user: User, installation: Installation) -> None:
     os.chown(user.home / "week1.ipynb", user.entry.pw_uid, user.entry.pw_gid)
 
 
-def served(user: User, *cells: str, hidden: bool = False) -> list[str]:
+def served(user: User, *cells: str, hidden: bool = False, server: str = SERVER) -> list[str]:
     """Run cells in the kernel of a server of the user's, which sleeps after each, and end that server.
 
     With ``hidden`` it sees no other user's processes in ``/proc``.
@@ -124,7 +141,7 @@ def served(user: User, *cells: str, hidden: bool = False) -> list[str]:
     )
     if ready.returncode:
         pytest.skip(f"other users cannot read this environment: {ready.stderr.decode()[-300:]}")
-    command, identity = [PYTHON, "-c", SERVER, json.dumps(cells)], user.identity
+    command, identity = [PYTHON, "-c", server, json.dumps(cells)], user.identity
     if hidden:
         become = f"setpriv --reuid {user.name} --regid {user.entry.pw_gid} --init-groups"
         mount = f'mount -t proc -o hidepid=2 proc /proc && exec {become} "$@"'
@@ -171,6 +188,25 @@ def test_a_users_kernel_sleeps_and_wakes_where_proc_hides_others_processes(
 ) -> None:
     install(ada, installation)
     assert served(ada, "kept = 1", "print(kept)", hidden=True) == ["", "1\n"]
+
+
+def test_a_users_kernel_was_prepared_and_sleeps_wakes_and_goes_on_with_the_next_server(
+    ada: User, installation: Installation
+) -> None:
+    install(ada, installation, preload=["colorsys"])
+    first, second = served(
+        ada,
+        "import os, sys; kept = 'colorsys' in sys.modules\n"
+        "print(kept, os.getuid(), os.getpid(), os.getgroups())",
+        "print(kept, os.getuid())",
+        server=PREPARING,
+    )
+    groups = os.getgrouplist(ada.name, ada.entry.pw_gid)
+    assert first == f"True {ada.entry.pw_uid} 3 {groups}\n"
+    assert second == f"True {ada.entry.pw_uid}\n"
+    assert len(ada.call("list")["kernels"]) == 1
+    (again,) = served(ada, "print(kept)")
+    assert "True" in again
 
 
 def test_a_user_sees_and_removes_their_own(ada: User, installation: Installation) -> None:

@@ -1,0 +1,78 @@
+"""Prepared kernels sleep on disk as those that started cold, by a real CRIU."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+
+from gpu_pool_provisioner.hibernation.kept import why_not
+from gpu_pool_provisioner.session import State
+from gpu_pool_provisioner.templates import templates
+from support.frontend import frontend
+from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually
+from support.libraries import kernels_python
+from support.prepared_kernels import Sleepers, install, modules
+from support.warm_kernels import the_template
+
+CRIU = os.environ.get("CRIU", "criu")
+_WHY = why_not(CRIU)
+pytestmark = [
+    pytest.mark.hibernation,
+    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
+    pytest.mark.usefixtures("soon"),
+]
+
+
+@pytest.fixture
+def sleepers(jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch) -> Sleepers:
+    monkeypatch.setenv("PYTHONPATH", str(modules(jupyter_env)))
+    return partial(install, jupyter_env, CRIU, hibernate_after=0.5)
+
+
+@pytest.mark.parametrize("library", ["heavy", "numpy", "pandas"])
+async def test_it_sleeps_and_wakes(sleepers: Sleepers, manager: Managers, library: str) -> None:
+    python = kernels_python("ipykernel", *([] if library == "heavy" else [library]))
+    name = sleepers(library, argv=(python, *IPYKERNEL[1:]))
+    first = manager(name)
+    await first.start_kernel()
+    await answer(first)
+    prepared = await the_template()
+    assert prepared.is_ready, prepared.refusal
+    km = manager(name)
+    await km.start_kernel()
+    assert km.provisioner.pid == prepared.pid
+    async with frontend(km) as page:
+        begins = f"import os, sys; kept, pid = {library!r} in sys.modules, os.getpid(); import {library}"
+        await page.run(begins).done()
+
+        async def is_asleep() -> bool:
+            return km.provisioner.session.state is State.HIBERNATED
+
+        for _ in range(2):
+            await eventually(is_asleep)
+            assert (await page.run("print(kept, pid == os.getpid() == 3)").done()).outputs == ["True True\n"]
+            assert (await page.run(f"print({library}.__name__)").done()).outputs == [f"{library}\n"]
+    await km.shutdown_kernel(now=True)
+
+
+async def test_none_is_left_on_disk_or_taken_for_a_kernel(
+    sleepers: Sleepers, manager: Managers, jupyter_env: JupyterEnv
+) -> None:
+    """What was prepared holds no slice, has no image, and is not listed among what sleeps."""
+    first = manager(sleepers(hibernate_after=600.0))
+    await first.start_kernel()
+    await answer(first)
+    assert (await the_template()).is_ready
+    assert len(await jupyter_env.leases()) == 1
+    assert not list((jupyter_env.folder / "asleep").glob("*/image*"))
+    assert not list((jupyter_env.folder / "data" / "gpu-pool" / "held").glob("*"))[1:]
+    await first.shutdown_kernel(now=True)
+    await eventually(jupyter_env.is_empty)
+    templates().end()
+
+    async def is_nothing_left() -> bool:
+        return not list((jupyter_env.folder / "asleep").iterdir())
+
+    await eventually(is_nothing_left)
