@@ -285,15 +285,19 @@ def load_settings() -> PoolSettings:
     return settings
 
 
-def load_config() -> Config:
-    """Read what stands in Jupyter's configuration directories. Raises ``BadRequest`` that names the file."""
+def load_config(*names: str) -> Config:
+    """Read what stands in Jupyter's configuration directories; by default in the files of this package.
+
+    ``names`` are those of files without their ending. Raises ``BadRequest`` that names the file.
+    """
     merged = Config()
     for folder in reversed(config_folders()):
-        for loader in (
-            PyFileConfigLoader(f"{_NAME}.py", path=folder),
-            JSONFileConfigLoader(f"{_NAME}.json", path=folder),
-        ):
-            merged.merge(_load(loader, Path(folder)))
+        for name in names or (_NAME,):
+            for loader in (
+                PyFileConfigLoader(f"{name}.py", path=folder),
+                JSONFileConfigLoader(f"{name}.json", path=folder),
+            ):
+                merged.merge(_load(loader, Path(folder)))
     return merged
 
 

@@ -341,6 +341,8 @@ class GPUPoolProvisioner(SliceSettings):
     async def _launch_proxy(self, cmd: list[str], kwargs: dict[str, Any]) -> KernelConnectionInfo:
         """Launch a kernel that outlives this process: its proxy, which launches it."""
         spec = self.kernel_spec
+        if self.hibernate_after or self.hibernate_with_server:
+            self._log_awake(texts.AWAKE_WITH_PROXY)
         options = {"--slice": self.slice, "--name": spec.display_name, "--language": spec.language}
         proxy = [sys.executable, "-m", "gpu_pool_provisioner.wrap", "--independent"]
         proxy += [f"{option}={value}" for option, value in options.items()]
@@ -401,10 +403,15 @@ class GPUPoolProvisioner(SliceSettings):
     async def _can_sleep(self) -> bool:
         """Whether such a kernel can sleep here; where it can't, log once why."""
         why = await self._why_it_cannot_sleep()
-        if why and why not in _logged:
-            _logged.add(why)
-            EscapingLogger(self.log).warning("Kernels do not sleep on disk (hibernate_after): %s", why)
+        if why:
+            self._log_awake(why)
         return not why
+
+    def _log_awake(self, why: str) -> None:
+        """Log, once, why kernels stay awake that are to sleep on disk."""
+        if why not in _logged:
+            _logged.add(why)
+            EscapingLogger(self.log).warning(texts.STAY_AWAKE, why)
 
     async def _why_it_cannot_sleep(self) -> str:
         """Return why no kernel of this kernelspec can sleep here, in a sentence; empty where one can."""
@@ -519,6 +526,7 @@ class GPUPoolProvisioner(SliceSettings):
         kwargs = {**kwargs, "env": {**environment, **ours}}
         if (self._sleeps or driver.session.hibernate_after) and backend.connection["transport"] == "ipc":
             return await self._launch_kept(driver, on_slice.command, kwargs, ours, backend)
+        driver.session = replace(driver.session, can_hibernate=False, image_outlives_server=False)
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
             if not is_ipython(cmd):
@@ -632,6 +640,10 @@ class GPUPoolProvisioner(SliceSettings):
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
     ) -> KernelCommand:
+        lease = self.session.lease if self.session is not None else None
+        by_course = lease is not None and lease.terms.hibernate_after
+        if self.hibernate_after or self.hibernate_with_server or by_course:
+            self._log_awake(texts.AWAKE_IN_POD)
         file = os.path.realpath(self.parent.connection_file)
         argv = self.pod_argv or pod_command.command_in_pod(cmd, file)
         variables = pod_command.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)

@@ -51,7 +51,7 @@ from gpu_pool_provisioner.proxy.channels import send_last
 from gpu_pool_provisioner.proxy.front import PortTakenError, bind_front
 from gpu_pool_provisioner.proxy.messages import introduction, session_of
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_requests
-from gpu_pool_provisioner.session import Session, events
+from gpu_pool_provisioner.session import Session, events, texts
 from gpu_pool_provisioner.settings import default_outage_timeout, notebook_of, purpose
 
 _READY_TIMEOUT: Final = 120.0
@@ -79,6 +79,8 @@ class WrappedKernel:
 
     async def here(self, lease: Lease, backend: BackendConnection) -> int:
         """Launch it with its slice's environment; see ``LaunchPlan``."""
+        if lease.terms.hibernate_after:
+            print(texts.STAY_AWAKE % texts.AWAKE_WITH_PROXY, file=sys.stderr)
         on_slice = self._driver.on_slice = SliceEnvironment(self._command, os.environ, lease)
         self._driver.resize_requests = self._resize_requests
         if self._resize_requests is not None:

@@ -15,6 +15,7 @@ import pytest
 from gpu_pool_client import Holder, Lease, LeaseState, parse_request
 from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused, why_not
 from gpu_pool_provisioner.hibernation.kept import KeptKernel
+from gpu_pool_provisioner.hibernation.left import hold
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.values import VERSION
 from gpu_pool_provisioner.launchers.base import StaysAwakeError
 from support.jupyter_env import eventually
@@ -35,7 +36,8 @@ dump) [ ! -e $there/noted ] || exit 1
     [ ! -e $there/answer ] || {{ kill -9 $(cat $there/pid); cat $there/answer; exit; }}
     touch $there/begun; cat > /dev/null; touch $there/image; until [ -e $there/may ]; do sleep 0.01; done ;;
 list) echo '{{"ok": true, "kernels": []}}' ;;
-remove) until [ -e $there/may_remove ]; do sleep 0.01; done; rm -f $there/image; echo '{{"ok": true}}' ;;
+remove) [ ! -e $there/refuse ] || {{ echo '{{"ok": false, "error": "the disk is away."}}'; exit; }}
+    until [ -e $there/may_remove ]; do sleep 0.01; done; rm -f $there/image; echo '{{"ok": true}}' ;;
 *) until [ -e $there/may ]; do sleep 0.01; done ;;
 esac
 """
@@ -179,6 +181,25 @@ async def test_nothing_else_waits_while_an_image_is_removed(there: Path) -> None
     await eventually(was_called)
     (there / "may_remove").touch()
     await removing
+
+
+async def test_what_could_not_be_removed_is_tried_again_and_held_until_then(there: Path) -> None:
+    (there / "answer").write_text(
+        json.dumps({"ok": True, "image": {"bytes": 7, "since": 0.0, "listens": []}}) + "\n"
+    )
+    (there / "may_remove").touch()
+    kept = await launched(there)
+    assert await kept.sleep(lease()) == 7
+    for name in ("image", "refuse"):
+        (there / name).touch()
+    kept.end()
+    await kept.remove_image()
+    assert (there / "image").exists()
+    assert hold("0" * 31 + "7") is None
+    (there / "refuse").unlink()
+    another = await launched(there)
+    assert not (there / "image").exists()
+    another.end()
 
 
 async def test_of_a_kernel_that_never_went_to_disk_nothing_is_asked_to_be_removed(there: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -152,6 +153,21 @@ async def test_a_course_says_when_its_kernels_sleep_unless_their_server_does(
             assert await printed(page, "print(kept)") == "1\n"
             await km.restart_kernel(now=True)
             await asleep(km)
+
+
+async def test_a_kernel_that_is_not_kept_after_one_that_was_is_not_to_sleep(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no path of a socket fits it listens at ports, which it could not have again."""
+    async with sleeper(jupyter_env, manager, 600.0) as (km, page):
+        await printed(page, "kept = 1")
+        assert km.provisioner.session.can_hibernate
+        long = jupyter_env.folder / ("x" * 100)
+        long.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        await km.restart_kernel(now=True)
+        assert await printed(page, "print('kept' in globals())") == "False\n"
+        assert not km.provisioner.session.can_hibernate
 
 
 async def test_who_administers_the_machine_sees_what_sleeps_and_can_remove_it(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: What to read about it.
 _HOW: Final = "See what it needs: Kernels that sleep on disk, in the documentation."
 _MIB: Final = 1 << 20
+#: Kinds of values of the settings that are read here.
+_PLAIN: Final = (str, int, float)
 _COLUMNS: Final = ("ID", "Lease", "User", "For", "Asleep for", "Size")
 
 
@@ -83,8 +85,11 @@ def _programs(parent: str = "") -> list[Program]:
 
     if os.geteuid() != 0:
         return [Program(installed=each) for each in _installed()]
+    if parent:
+        return [Program(folder=parent)]
+    named = [str(each.get("hibernation_folder") or "") for each in _configs()]
     # Where those of other users sleep the program knows by its settings.
-    return [Program(folder=each) for each in ([parent] if parent else [folder(), ""])]
+    return [Program(folder=each) for each in dict.fromkeys((folder(), *filter(os.path.isabs, named), ""))]
 
 
 def _installed() -> list[str]:
@@ -95,16 +100,37 @@ def _installed() -> list[str]:
     return [each for each in dict.fromkeys((*said, INSTALLED)) if Path(each).exists()]
 
 
-def _configs() -> list[dict[str, Any]]:
-    """Return what the installed kernelspecs say of their provisioner."""
+def _kernelspecs() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the kernelspecs of our provisioner, each with its settings: its own, and the server's."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     try:
-        specs = KernelSpecManager().get_all_specs()
+        specs = [each["spec"] for each in KernelSpecManager().get_all_specs().values()]
     except RuntimeError:  # without a home there is no folder of Jupyter's, which other checks say
         return []
-    said = [each["spec"].get("metadata", {}).get("kernel_provisioner") or {} for each in specs.values()]
-    return [each.get("config") or {} for each in said]
+    server = _of_server()
+    stanzas = [each.get("metadata", {}).get("kernel_provisioner") or {} for each in specs]
+    return [
+        (spec, {**server, **(stanza.get("config") or {})})
+        for spec, stanza in zip(specs, stanzas, strict=True)
+        if stanza.get("provisioner_name") == "gpu-pool"
+    ]
+
+
+def _configs() -> list[dict[str, Any]]:
+    """Return the settings of the provisioner: a server's, and those that kernelspecs say otherwise."""
+    return [_of_server(), *(config for _, config in _kernelspecs())]
+
+
+def _of_server() -> dict[str, Any]:
+    """Return what a Jupyter server's configuration says of the provisioner, where it can be read."""
+    from gpu_pool.settings import load_config
+
+    try:
+        config = load_config("jupyter_config", "jupyter_server_config")
+    except GpuPoolError:  # the server says so itself
+        return {}
+    return {name: value for name, value in config.GPUPoolProvisioner.items() if isinstance(value, _PLAIN)}
 
 
 def images(programs: Iterable[Program]) -> tuple[list[str], list[Image]]:
@@ -148,6 +174,8 @@ def check_hibernation(criu: str) -> Iterator[Check]:
     """
     from gpu_pool.cli.checks import Check
 
+    if not criu:
+        yield from _other_kernels()
     wanted = [(criu, "", "")] if criu else _settings()
     for program, parent, called in dict.fromkeys(wanted):
         from gpu_pool_provisioner.hibernation.calling import INSTALLED, why_not
@@ -167,12 +195,34 @@ def check_hibernation(criu: str) -> Iterator[Check]:
 def _settings() -> list[tuple[str, str, str]]:
     """Return CRIU, the folder and the program of the kernelspecs whose kernels sleep, or the usual ones."""
     found = [("criu", "", "")] if _is_of_a_course() else []
-    for config in _configs():
-        if config.get("hibernate_after") or config.get("hibernate_with_server"):
+    for spec, config in _kernelspecs():
+        if _is_to_sleep(config) and _is_ipython(spec):
             names = ("criu", "hibernation_folder", "hibernation_program")
             criu, parent, program = (str(config.get(name) or "") for name in names)
             found.append((criu or "criu", parent, program))
     return found
+
+
+def _is_to_sleep(config: dict[str, Any]) -> bool:
+    return bool(config.get("hibernate_after") or config.get("hibernate_with_server"))
+
+
+def _is_ipython(spec: dict[str, Any]) -> bool:
+    from gpu_pool_kernels.launching import wrap_argv
+
+    argv = list(spec.get("argv", ()))
+    return wrap_argv(argv, installed=True) != argv
+
+
+def _other_kernels() -> Iterator[Check]:
+    """Name the kernelspecs whose kernels are to sleep, and never do."""
+    from gpu_pool.cli.checks import Check
+
+    for spec, config in _kernelspecs():
+        if _is_to_sleep(config) and not _is_ipython(spec):
+            name = safe(str(spec.get("display_name", "")))
+            text = f"kernels of {name} do not sleep on disk (hibernate_after): only IPython kernels can"
+            yield Check("hibernation", "note", text, "Remove hibernate_after of that kernelspec.")
 
 
 def _is_of_a_course() -> bool:

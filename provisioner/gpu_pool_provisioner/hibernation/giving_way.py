@@ -27,6 +27,7 @@ from gpu_pool_provisioner.hibernation.left import (
     kernels_on_disk,
     mib_of,
     record_of,
+    remove_image,
 )
 from gpu_pool_provisioner.session import texts
 
@@ -72,14 +73,10 @@ def _remove(program: Program, held: Hold, said: dict[str, Any], owner: Owner) ->
     """Remove one, and leave a notice for its owner; whether it is removed."""
     record = record_of(said)
     notice = _note(record, mib_of(said["image"]), owner) if record is not None else None
-    try:
-        program.call("remove", held.kernel)
-    except ProgramRefused as error:
-        if not error.is_gone:
-            get_logger().warning("What a kernel has on disk was not removed: %s", error)
-            if notice is not None:
-                notice.unlink(missing_ok=True)
-            return False
+    if not remove_image(program, held.kernel):
+        if notice is not None:
+            notice.unlink(missing_ok=True)
+        return False
     get_logger().info("A kernel on disk gave way to a later one of its user: %s", held.kernel)
     held.remove()
     return True

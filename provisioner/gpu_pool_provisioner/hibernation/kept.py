@@ -145,6 +145,7 @@ class KeptKernel:
 
     def _launched(self, command: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> int:
         left.remove_abandoned_once(self._program)
+        left.remove_refused()
         self.begin(command, environment, cwd)
         try:
             return self.take()
@@ -364,9 +365,12 @@ class KeptKernel:
             if self._dump is not None:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._dump.wait(), self._program.answers_within)
-            await asyncio.to_thread(left.remove_image, self._program, self._held.kernel)
-            self._may_have_image = False
-        if self._is_over:
+            await asyncio.to_thread(left.remove_refused)
+            removed = await asyncio.to_thread(left.remove_image, self._program, self._held.kernel)
+            self._may_have_image = not removed
+        if self._is_over and self._may_have_image:
+            left.remove_later(self._program, self._held)
+        elif self._is_over:
             self._held.remove()
 
 

@@ -30,6 +30,8 @@ from gpu_pool_provisioner.session import texts
 
 _VERSION: Final = 1
 _MIB: Final = 1 << 20
+#: Kernels that have ended and whose images could not be removed: held, so that nobody goes on with one.
+_refused: Final[dict[str, tuple[Program, Hold]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +168,28 @@ def mib_of(image: Mapping[str, Any]) -> int:
     return -(-int(image["bytes"]) // _MIB)
 
 
-def remove_image(program: Program, kernel: str) -> None:
-    """Remove the image of a kernel that this server holds. Blocks."""
+def remove_image(program: Program, kernel: str) -> bool:
+    """Remove the image of a kernel that this server holds; return whether there is none any more. Blocks."""
     try:
         program.call("remove", kernel)
     except ProgramRefused as error:
         if not error.is_gone:
             get_logger().warning("What a kernel has on disk was not removed: %s", error)
+        return error.is_gone
+    return True
+
+
+def remove_later(program: Program, held: Hold) -> None:
+    """Have it tried again to remove the image of a kernel that has ended, by :func:`remove_refused`."""
+    _refused[held.kernel] = program, held
+
+
+def remove_refused() -> None:
+    """Try again to remove what could not be removed. Blocks."""
+    for kernel, (program, held) in list(_refused.items()):
+        if remove_image(program, kernel):
+            _refused.pop(kernel, None)
+            held.remove()
 
 
 def note_of(lease: Lease, record: KernelRecord | None) -> dict[str, Any]:
@@ -223,8 +240,10 @@ def _remove_unheld(program: Program, kernel: str) -> None:
         held = hold(kernel)
         if held is not None:
             get_logger().info("A kernel on disk that nobody can have is removed: %s", kernel)
-            remove_image(program, kernel)
-            held.remove()
+            if remove_image(program, kernel):
+                held.remove()
+            else:
+                remove_later(program, held)
 
 
 def kernels_on_disk(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:

@@ -147,6 +147,12 @@ MACHINE_IS_EMPTIED: Final = (
 )
 
 
+#: Said in the log where kernels are to sleep on disk, and do not; and why not.
+STAY_AWAKE: Final = "Kernels do not sleep on disk (hibernate_after): %s"
+AWAKE_IN_POD: Final = "those in pods stay awake."
+AWAKE_WITH_PROXY: Final = "those with a proxy of their own (independent, --wrap) stay awake."
+
+
 def stays_awake(why: str) -> str:
     """Say why a kernel that was to go to disk did not; ``why`` is a sentence."""
     return f"This kernel was idle and was to sleep on disk, but stayed awake: {why}"

@@ -44,7 +44,7 @@ def test_all_are_drained_for_the_disk_and_what_no_server_puts_there_is_told(term
     done = terminal.run("drain", "--hibernate")
     assert (done.returncode, done.stderr) == (1, "")
     assert f"{held}  " in done.stdout
-    assert "awake   its server does not put kernels to disk" in done.stdout
+    assert "awake   it is no IPython kernel, or its server does not put kernels to disk" in done.stdout
     assert "0 kernels are on disk, and 1 kernel is awake." in done.stdout
     assert "is in use again" in terminal.run("undrain").stdout
     assert terminal.run("undrain").stdout == "No GPU is drained.\n"

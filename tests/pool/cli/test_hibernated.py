@@ -19,6 +19,7 @@ from gpu_pool_provisioner.hibernation.calling import why_not
 from support.terminal import Terminal
 
 MIB = 1 << 20
+IPYTHON = ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 _WHY = why_not("criu-of-nobody") if os.geteuid() == 0 else "only root says where images are."
 as_root = pytest.mark.skipif("criu-of-nobody" not in _WHY, reason=f"no kernel sleeps here: {_WHY}")
 
@@ -202,10 +203,65 @@ def test_the_doctor_looks_at_it_where_a_kernel_is_to_sleep(terminal: Terminal, a
     spec = {"metadata": {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": config}}}
     folder = asleep.parents[1] / "kernels/sleeper"
     folder.mkdir(parents=True)
-    (folder / "kernel.json").write_text(json.dumps({"argv": ["x"], "display_name": "Sleeper", **spec}))
+    (folder / "kernel.json").write_text(json.dumps({"argv": IPYTHON, "display_name": "Sleeper", **spec}))
     status, [(state, text)] = checks(terminal)
     assert (status, state) == (0, "note")
     assert "there is no criu-of-nobody" in text
+
+
+def sleeper(asleep: Path, argv: list[str], **config: object) -> None:
+    """Install a kernelspec."""
+    stanza = {"provisioner_name": "gpu-pool", "config": {"slice": "2%", **config}}
+    folder = asleep.parents[1] / "kernels/sleeper"
+    folder.mkdir(parents=True)
+    spec = {"argv": argv, "display_name": "Sleeper", "metadata": {"kernel_provisioner": stanza}}
+    (folder / "kernel.json").write_text(json.dumps(spec))
+
+
+@as_root
+def test_the_doctor_does_not_say_that_kernels_of_other_languages_can(
+    terminal: Terminal, asleep: Path, tmp_path: Path
+) -> None:
+    argv = ["R", "--slave", "-e", "IRkernel::main()", "--args", "{connection_file}"]
+    sleeper(asleep, argv, hibernate_after=60, criu=a_criu(tmp_path, "4.2"))
+    status, [(state, text)] = checks(terminal)
+    assert (status, state) == (0, "note")
+    assert text == "kernels of Sleeper do not sleep on disk (hibernate_after): only IPython kernels can"
+
+
+@as_root
+def test_root_sees_kernels_in_the_folders_that_kernelspecs_name(
+    terminal: Terminal, asleep: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    sleeper(asleep, IPYTHON, hibernate_after=60, hibernation_folder=str(elsewhere))
+    image(elsewhere, "1-there", 320)
+    assert [each["lease"] for each in listed(terminal)] == ["1-there"]
+
+
+def test_a_users_are_listed_by_the_program_of_their_servers_configuration(
+    terminal: Terminal, asleep: Path, tmp_path: Path
+) -> None:
+    program, sudo = tmp_path / "their program", tmp_path / "sudo"
+    program.touch()
+    sudo.write_text(f"""#!/bin/sh
+[ "$*" = "-n {program} list" ] && echo '{{"ok": true, "folder": "/theirs", "kernels": []}}'
+""")
+    sudo.chmod(0o755)
+    config = Path(terminal.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.py")
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(f"c.GPUPoolProvisioner.hibernation_program = {str(program)!r}\n")
+    code = (
+        "import os, runpy; os.geteuid = lambda: 1000; runpy.run_module('gpu_pool.cli', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "hibernated", "--json"],
+        env={**terminal.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert json.loads(done.stdout)["folders"] == ["/theirs"]
 
 
 @as_root
