@@ -61,6 +61,7 @@ class Machine:
             Path(where).mkdir(exist_ok=True)
         for each in (folder / "etc" / "sudoers.d").iterdir():
             each.unlink()
+        self.accounts: list[Account] = []
         # Users of no test have these numbers: what runs as one of them is this machine's.
         self._next_uid = 20_000 + os.getpid() % 4_000 * 10
         self._make_environment()
@@ -120,7 +121,8 @@ class Machine:
         """Make a user with a home of theirs."""
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         self.run("useradd", "--create-home", "--user-group", f"--uid={uid}", "--shell=/bin/bash", name)
-        return Account(name, uid, self.here(f"/home/{name}"))
+        self.accounts.append(Account(name, uid, self.here(f"/home/{name}")))
+        return self.accounts[-1]
 
     def _make_environment(self) -> None:
         """Make the environment that all users have, with what that of the tests has."""
