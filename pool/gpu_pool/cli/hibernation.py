@@ -168,7 +168,7 @@ def plain(image: Image) -> Plain:
 
 
 def check_hibernation(criu: str) -> Iterator[Check]:
-    """Say whether kernels can sleep on this machine's disk, where kernelspecs say so or it is asked for.
+    """Say whether kernels can sleep on this machine's disk, where settings say so or it is asked for.
 
     With ``criu``, a program's name or path, that they cannot is broken; else it is worth a note.
     """
@@ -176,7 +176,7 @@ def check_hibernation(criu: str) -> Iterator[Check]:
 
     if not criu:
         yield from _other_kernels()
-    wanted = [(criu, "", "")] if criu else _settings()
+    wanted = [(criu, "", each) for each in _called()] if criu else _settings()
     for program, parent, called in dict.fromkeys(wanted):
         from gpu_pool_provisioner.hibernation.calling import INSTALLED, why_not
 
@@ -193,14 +193,24 @@ def check_hibernation(criu: str) -> Iterator[Check]:
 
 
 def _settings() -> list[tuple[str, str, str]]:
-    """Return CRIU, the folder and the program of the kernelspecs whose kernels sleep, or the usual ones."""
-    found = [("criu", "", "")] if _is_of_a_course() else []
-    for spec, config in _kernelspecs():
-        if _is_to_sleep(config) and _is_ipython(spec):
+    """Return CRIU, the folder and the program of the kernels that sleep, by the server or a kernelspec."""
+    server = _of_server()
+    wanted = [server] if _is_of_a_course() or _is_to_sleep(server) else []
+    found = []
+    for config in (*wanted, *(config for spec, config in _kernelspecs() if _is_ipython(spec))):
+        if config is server or _is_to_sleep(config):
             names = ("criu", "hibernation_folder", "hibernation_program")
             criu, parent, program = (str(config.get(name) or "") for name in names)
             found.append((criu or "criu", parent, program))
     return found
+
+
+def _called() -> list[str]:
+    """Return the programs that settings name for kernels that sleep; "" is the usual one. Root calls none."""
+    if os.geteuid() == 0:
+        return [""]
+    said = (str(each.get("hibernation_program") or "") for each in _configs() if _is_to_sleep(each))
+    return list(dict.fromkeys(said)) or [""]
 
 
 def _is_to_sleep(config: dict[str, Any]) -> bool:

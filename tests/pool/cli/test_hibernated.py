@@ -132,31 +132,55 @@ def test_root_sees_other_users_kernels_where_the_programs_settings_have_them(
     assert sorted(each["lease"] for each in said["images"]) == ["1-root", "2-theirs"]
 
 
-def test_a_users_are_listed_by_the_program_that_their_kernelspec_names(
-    terminal: Terminal, asleep: Path, tmp_path: Path
+@pytest.mark.parametrize("who", ["kernelspec", "server"])
+def test_a_users_are_listed_by_the_program_that_their_settings_name(
+    terminal: Terminal, asleep: Path, tmp_path: Path, who: str
 ) -> None:
-    program, folder = tmp_path / "their program", asleep.parents[1] / "kernels/sleeper"
+    program = tmp_path / "their program"
     program.touch()
     config = {"hibernate_after": 60, "hibernation_program": str(program)}
-    spec = {"metadata": {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": config}}}
-    folder.mkdir(parents=True)
-    (folder / "kernel.json").write_text(json.dumps({"argv": ["x"], "display_name": "Sleeper", **spec}))
+    if who == "kernelspec":
+        spec = {"metadata": {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": config}}}
+        file, said = asleep.parents[1] / "kernels/sleeper/kernel.json", {"argv": ["x"], "display_name": "S"}
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({**said, **spec}))
+    else:
+        file = Path(terminal.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.json")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"GPUPoolProvisioner": config}))
     sudo = tmp_path / "sudo"
     sudo.write_text(f"""#!/bin/sh
 [ "$*" = "-n {program} list" ] && echo '{{"ok": true, "folder": "/theirs", "kernels": []}}'
 """)
     sudo.chmod(0o755)
+    assert "/theirs" in json.loads(by_a_user(terminal, tmp_path, "hibernated", "--json"))["folders"]
+
+
+@pytest.mark.parametrize("words", [(), ("--hibernation",)])
+def test_the_doctor_asks_the_program_that_the_servers_settings_name(
+    terminal: Terminal, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    config = {"hibernate_after": 60, "hibernation_program": "/no/such/program"}
+    file = Path(terminal.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.json")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"GPUPoolProvisioner": config}))
+    (tmp_path / "sudo").touch(0o755)
+    assert "there is no /no/such/program, which" in by_a_user(terminal, tmp_path, "doctor", *words, "--json")
+
+
+def by_a_user(terminal: Terminal, path: Path, *words: str) -> str:
+    """Return what a program says that takes itself for another user's, with this folder on the ``PATH``."""
     code = (
         "import os, runpy; os.geteuid = lambda: 1000; runpy.run_module('gpu_pool.cli', run_name='__main__')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "hibernated", "--json"],
-        env={**terminal.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        [sys.executable, "-c", code, *words],
+        env={**terminal.environment, "PATH": f"{path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "/theirs" in json.loads(done.stdout)["folders"]
+    return done.stdout
 
 
 def a_criu(folder: Path, version: str) -> str:
@@ -262,6 +286,21 @@ def test_a_users_are_listed_by_the_program_of_their_servers_configuration(
         check=False,
     )
     assert json.loads(done.stdout)["folders"] == ["/theirs"]
+
+
+@as_root
+@pytest.mark.usefixtures("asleep")
+@pytest.mark.parametrize("name", ["jupyter_config", "jupyter_server_config"])
+def test_the_doctor_looks_at_it_where_the_servers_kernels_are_to_sleep(terminal: Terminal, name: str) -> None:
+    settings = Path(terminal.environment["JUPYTER_CONFIG_DIR"], f"{name}.py")
+    settings.parent.mkdir(exist_ok=True)
+    said = "c.GPUPoolProvisioner.criu = 'criu-of-nobody'\n"
+    settings.write_text(said)
+    assert checks(terminal) == (0, [])
+    settings.write_text(f"{said}c.GPUPoolProvisioner.hibernate_with_server = True\n")
+    status, [(state, text)] = checks(terminal)
+    assert (status, state) == (0, "note")
+    assert "there is no criu-of-nobody" in text
 
 
 @as_root
