@@ -167,7 +167,8 @@ class DeviceTable:
     def statuses(self, *, with_gone: bool = False) -> list[DeviceStatus]:
         """Return the devices of the pool, drained ones included, in order of placement.
 
-        ``with_gone``: with those that are its no more, and on which something is still held.
+        ``with_gone``: with those that are its no more, on which something is still held, or whose kernels an
+        administrator has let go to disk.
         """
         before, self._statuses, statuses = self._statuses, {}, []
         for row in map(tuple, self._db.run("devices").fetchall()):

@@ -3,7 +3,7 @@
 -- name: devices
 SELECT id, revision, drained OR closed, held_milli + other_milli, held_memory_mib + other_memory_mib,
        held_contexts + other_contexts, leases, drained_at, hibernates
-FROM device WHERE present OR leases > 0 ORDER BY position;
+FROM device WHERE present OR leases > 0 OR hibernates ORDER BY position;
 
 -- name: device_facts
 SELECT id, uuid, revision, facts, present, seen_from FROM device;

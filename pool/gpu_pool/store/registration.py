@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from gpu_pool.policy import admission
 from gpu_pool.store.context import StoreContext
@@ -17,6 +18,7 @@ def close_device(store: StoreContext, device: str, drained: bool, *, hibernate: 
     with store.db.transaction(store.give_up_at):
         statuses = store.devices.statuses(with_gone=True)
         chosen = admission.find_device(device, [status.device for status in statuses])
+        before = next(each for each in statuses if each.device == chosen)
         # Kernels in pods never go to disk; of those without a home, none can be on it.
         anywhere = not store.sharing.in_pods
         now = store.clock.wall()
@@ -24,7 +26,9 @@ def close_device(store: StoreContext, device: str, drained: bool, *, hibernate: 
         said = {"device": chosen.uuid} | ({"hibernate": True} if drained and hibernate else {})
         store.db.audit_buffer.noted("drained" if drained else "undrained", said)
         store.queue.serve()
-        return next(each for each in store.devices.statuses(with_gone=True) if each.device == chosen)
+        # One that is gone is nowhere any more once nothing is left of it.
+        gone = replace(before, drained=drained, drained_at=None, hibernates=False)
+        return next((each for each in store.devices.statuses(with_gone=True) if each.device == chosen), gone)
 
 
 def register(

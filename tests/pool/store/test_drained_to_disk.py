@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from gpu_pool.settings import PoolSettings
 from gpu_pool.store import leases, registration, requests
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
-from gpu_pool_client import Holder, Process, parse_request
+from gpu_pool_client import Holder, LeaseState, Process, parse_request
 from support.pools import device
 
-TWO = [device(index) for index in range(2)]
+TWO = [replace(device(index), simulated=False) for index in range(2)]
 
 
 @pytest.fixture
@@ -77,3 +78,33 @@ def test_one_that_is_parked_and_may_come_back_to_any_device_is_meant_unless_kern
     assert hibernates(store, parked) is not in_pods
     registration.close_device(store, "1", False)
     assert not hibernates(store, parked)
+
+
+@pytest.mark.parametrize("has_home", [True, False])
+def test_a_device_that_has_gone_meanwhile_is_shown_and_can_be_undrained(
+    store: StoreContext, in_pods: bool, has_home: bool
+) -> None:
+    """Else the kernels that went to disk for it would stay there."""
+    asked(store, "1", "held")
+    parked = asked(store, "1", "parked")
+    leases.lend(store, parked)
+    if not has_home:
+        leases.forget_homes(store, [parked])
+    registration.close_device(store, "1", True, hibernate=True)
+    is_meant = has_home or not in_pods
+    assert hibernates(store, parked) is is_meant
+    registration.register(store, TWO[:1])
+    assert hibernates(store, parked) is is_meant
+    gone = leases.status(store, "").devices[1]
+    assert (gone.device, gone.drained, gone.hibernates) == (TWO[1], True, True)
+    undrained = registration.close_device(store, TWO[1].uuid, False)
+    assert (undrained.device, undrained.drained_at, undrained.hibernates) == (TWO[1], None, False)
+    assert not hibernates(store, parked)
+    assert [each.device for each in leases.status(store, "").devices] == TWO[:1]
+
+
+def test_nothing_is_granted_on_a_drained_device_that_has_gone(store: StoreContext) -> None:
+    registration.close_device(store, "1", True, hibernate=True)
+    registration.register(store, TWO[:1])
+    asked(store, "1", "held")
+    assert leases.read(store, asked(store, "1", "waits")).state is LeaseState.WAITING
