@@ -1,28 +1,18 @@
-"""Whatever is killed at whatever step to disk or back: one kernel runs, or one whole image is there.
-
-A real CRIU, with a program in front of it that waits at a step for as long as the test says.
-"""
+"""Whatever is killed at whatever step to disk or back: one kernel runs, or one whole image is there."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from contextlib import suppress
-from pathlib import Path
+import random
 from typing import Final
 
-import psutil
 import pytest
 
-from gpu_pool_provisioner.hibernation import program
 from gpu_pool_provisioner.hibernation.calling import why_not
-from support.jupyter_env import JupyterEnv, eventually
+from support.hibernating import CRIU
+from support.jupyter_env import JupyterEnv
+from support.killed_hibernation import Machine
 
-CRIU = os.environ.get("CRIU", "criu")
 _WHY = why_not(CRIU)
 pytestmark = [
     pytest.mark.hibernation,
@@ -30,43 +20,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
 ]
-#: A variable that each process of a kernel has.
-MARK: Final = "GPU_POOL_TEST_OF_KILLED"
-#: A server, as far as a kernel is concerned: it runs the cells that it reads, and ends with its input.
-SERVER = """
-import asyncio, json, os, sys
-from jupyter_client.manager import AsyncKernelManager
-
-async def main():
-    km = AsyncKernelManager(kernel_name=sys.argv[1])
-    await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": sys.argv[2]})
-    client = km.client()
-    client.start_channels()
-    await client.wait_for_ready()
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        said = []
-        def hears(message):
-            content = message["content"]
-            said.append(content.get("text") or content.get("evalue", ""))
-        reply = await client.execute_interactive(line, output_hook=hears)
-        print(json.dumps("".join(said) or reply["content"]["status"]), flush=True)
-    await km.shutdown_kernel(now=True)
-
-asyncio.run(main())
-"""
-#: Stands before CRIU: says that it is before or after a dump or restore, and waits there where it is to.
-PROGRAM = """#!/bin/sh
-step=$1
-case $step in dump|restore) ;; *) exec {criu} "$@";; esac
-reach() {{ touch {steps}/$step.$1; while [ -e {steps}/wait.$step.$1 ]; do sleep 0.02; done; }}
-reach before
-{criu} "$@" &
-criu=$!
-wait $criu
-status=$?
-reach after
-exit $status
-"""
 #: Who takes part in a dump: the server, and calls of the program, of which one stays with the kernel.
 _ALL: Final = ("server", "criu", "launch", "dump")
 #: Where something is killed on its way, and what.
@@ -75,165 +28,6 @@ STEPS: Final = [
     *[("dump", "named", who) for who in ("server", "launch", "dump")],
     *[("restore", moment, who) for moment in ("before", "after") for who in ("server", "criu", "restore")],
 ]
-
-
-class Machine:
-    """One notebook with its kernel, the servers that it has one after the other, and who is killed."""
-
-    def __init__(self, env: JupyterEnv) -> None:
-        self._env = env
-        self._asleep, self._steps = env.folder / "asleep", env.folder / "steps"
-        self._steps.mkdir()
-        notebooks = env.folder / "notebooks"
-        notebooks.mkdir()
-        self._notebook = notebooks / "week1.ipynb"
-        self._notebook.write_text("{}")
-        program = env.folder / "criu"
-        program.write_text(PROGRAM.format(criu=CRIU, steps=self._steps))
-        program.chmod(0o755)
-        self._kernel = env.install(
-            *("killed", "50%"),
-            hibernate_after=0.3,
-            hibernate_with_server=True,
-            criu=str(program),
-            hibernation_folder=str(self._asleep),
-            env={MARK: str(env.folder)},
-        )
-
-    async def server(self) -> Process:
-        command = sys.executable, "-c", SERVER, self._kernel, str(self._notebook)
-        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-
-    async def ask(self, server: Process, code: str) -> str:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(code.encode() + b"\n")
-        line = await asyncio.wait_for(server.stdout.readline(), 300)
-        assert line, "the server has ended"
-        return str(json.loads(line))
-
-    def images(self) -> list[Path]:
-        """Return the whole images that the next server may go on with."""
-        return list(self._asleep.glob("*/image/header.json"))
-
-    def let_wait(self, step: str, moment: str) -> None:
-        for each in self._steps.glob(f"{step}.*"):
-            each.unlink()
-        if moment in ("before", "after"):
-            (self._steps / f"wait.{step}.{moment}").touch()
-
-    def let_go_on(self) -> None:
-        for each in self._steps.glob("wait.*"):
-            each.unlink()
-
-    async def reached(self, step: str, moment: str) -> None:
-        async def is_reached() -> bool:
-            if moment == "writing":
-                return any(self._asleep.glob("*/image.new/*.img"))
-            if moment == "named":
-                return any(self._asleep.glob("*/image"))
-            return (self._steps / f"{step}.{moment}").exists()
-
-        await eventually(is_reached)
-
-    def _processes(self) -> list[tuple[int, str]]:
-        """Return what there is of the kernel, each with what it is: its processes, the program's, CRIU's."""
-        found, folder = [], str(self._env.folder)
-        for each in psutil.process_iter():
-            with suppress(psutil.Error):
-                words = " ".join(each.cmdline())
-                is_ours = (folder in words or program.FOLDER in words) and SERVER not in words
-                if is_ours or each.environ().get(MARK) == folder:
-                    found.append(
-                        (each.pid, _role(words, parent=" ".join(psutil.Process(each.ppid()).cmdline())))
-                    )
-        return found
-
-    def kernels(self) -> list[int]:
-        return [pid for pid, role in self._processes() if role == "kernel"]
-
-    def kill(self, who: str, server: Process) -> None:
-        """Kill one as with kill -9. What has ended in this moment is none any more."""
-        theirs = [pid for pid, role in self._processes() if role == who]
-        for pid in [server.pid] if who == "server" else theirs:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    async def until_nothing_is_left(self) -> None:
-        async def is_empty() -> bool:
-            return not self._processes()
-
-        try:
-            await eventually(is_empty)
-        except AssertionError as error:
-            raise AssertionError(f"these are left: {self._processes()}") from error
-
-    async def killed(self, step: str, moment: str, who: str) -> None:
-        """Let a kernel go to disk, and perhaps come back, and kill one of those who take part."""
-        server = await self.server()
-        if step == "dump":
-            self.let_wait(step, moment)
-        assert (await self.ask(server, "kept = 41; print(kept)")).endswith("41\n")
-        if step == "restore":
-
-            async def is_asleep() -> bool:
-                return bool(self.images()) and not self.kernels()
-
-            await eventually(is_asleep)
-            self.let_wait(step, moment)
-            assert server.stdin is not None
-            server.stdin.write(b"print(kept)\n")
-        await self.reached(step, moment)
-        self.kill(who, server)
-        self.let_go_on()
-        if who != "server":
-            # CRIU may be killed just while its own code runs in the kernel.
-            may_end = (moment, who) == ("writing", "criu")
-            await self._goes_on(server, is_answered=step == "restore", may_end=may_end)
-            server.kill()
-        await server.wait()
-        await self.until_nothing_is_left()
-        assert len(self.images()) <= 1
-        await self._next_one_has_it()
-
-    async def _goes_on(self, server: Process, *, is_answered: bool, may_end: bool) -> None:
-        """See that the kernel has what it had: its server lives, and there is one of it; or that it ended."""
-        if is_answered:  # the cell that woke it, or why it did not
-            assert server.stdout is not None
-            assert await asyncio.wait_for(server.stdout.readline(), 300)
-        said = await self.ask(server, "print(kept)")
-        assert "41\n" in said or (may_end and said == "aborted")
-        assert len(self.kernels()) <= ("41\n" in said)
-
-    async def _next_one_has_it(self) -> None:
-        """See that the next server goes on with the image; it begins anew where there is none."""
-        has = bool(self.images())
-        server = await self.server()
-        assert ("41\n" in await self.ask(server, "print(globals().get('kept'))")) is has
-        assert len(self.kernels()) == 1
-        assert server.stdin is not None
-        server.stdin.close()
-        await server.wait()
-        await self.until_nothing_is_left()
-        for each in self.images():  # it fell asleep once more, and its server has left it
-            raise AssertionError(f"a kernel that was shut down is on disk: {each}")
-
-
-#: Calls of the program that name a kernel.
-_CALLS: Final = ("dump", "restore", "note", "remove")
-
-
-def _role(words: str, parent: str) -> str:
-    """Return what a process is, by its command line and that of its parent."""
-    if program.FOLDER in words:  # the first process of the kernel's pid namespace is forked from a call
-        return (
-            "first" if program.FOLDER in parent else words.split()[-2 if words.split()[-2] in _CALLS else -1]
-        )
-    if " dump " in words or " restore " in words:
-        return "criu"
-    if "ipykernel_launcher" in words:
-        return "reaper" if program.FOLDER in parent else "kernel"
-    return "other"
 
 
 @pytest.fixture
@@ -246,3 +40,15 @@ async def test_what_is_killed_at_a_step_leaves_one_of_it(
     machine: Machine, step: str, moment: str, who: str
 ) -> None:
     await machine.killed(step, moment, who)
+
+
+#: How often something is killed at a random moment, and where the random numbers begin.
+ROUNDS: Final = int(os.environ.get("HIBERNATION_ROUNDS", "20"))
+SEED: Final = os.environ.get("CHAOS_SEED") or str(random.randrange(10**6))
+
+
+@pytest.mark.timeout(120 * ROUNDS)
+async def test_what_is_killed_at_a_random_moment_leaves_one_of_it(machine: Machine) -> None:
+    """To have the same again do: ``CHAOS_SEED=…``. What runs meanwhile besides decides, too."""
+    for number in range(ROUNDS):
+        await machine.struck(f"CHAOS_SEED={SEED}, round {number}", random.Random(f"{SEED} {number}"))

@@ -20,7 +20,7 @@ _EVERY: Final = 1.0
 _COLUMNS: Final = ("Lease", "User", "For", "Kernel", "Why")
 _NOT_ABLE: Final = (
     "it is no IPython kernel, or its server does not put kernels to disk (hibernate_after, "
-    "hibernate_with_server): the server's log says which."
+    "hibernate_with_server)."
 )
 _NOT_IN_POD: Final = "it runs in a pod, and those stay awake."
 _WAITS: Final = "a cell of it waits for its slice: interrupt it."

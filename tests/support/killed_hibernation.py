@@ -1,0 +1,253 @@
+"""One notebook whose kernel goes to disk and back, the servers that it has, and who of them is killed.
+
+A real CRIU, with a program in front of it that waits at a step for as long as the test says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from gpu_pool_provisioner.hibernation import program
+from support.hibernating import CRIU
+from support.jupyter_env import JupyterEnv, eventually
+
+#: A variable that each process of a kernel has.
+MARK: Final = "GPU_POOL_TEST_OF_KILLED"
+#: A server, as far as a kernel is concerned: it runs the cells that it reads, and ends with its input.
+SERVER = """
+import asyncio, json, os, sys
+from jupyter_client.manager import AsyncKernelManager
+
+async def main():
+    km = AsyncKernelManager(kernel_name=sys.argv[1])
+    await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": sys.argv[2]})
+    client = km.client()
+    client.start_channels()
+    await client.wait_for_ready()
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        said = []
+        def hears(message):
+            content = message["content"]
+            said.append(content.get("text") or content.get("evalue", ""))
+        reply = await client.execute_interactive(line, output_hook=hears)
+        print(json.dumps("".join(said) or reply["content"]["status"]), flush=True)
+    await km.shutdown_kernel(now=True)
+
+asyncio.run(main())
+"""
+#: Stands before CRIU: says that it is before or after a dump or restore, and waits there where it is to.
+PROGRAM = """#!/bin/sh
+step=$1
+case $step in dump|restore) ;; *) exec {criu} "$@";; esac
+reach() {{ touch {steps}/$step.$1; while [ -e {steps}/wait.$step.$1 ]; do sleep 0.02; done; }}
+reach before
+{criu} "$@" &
+criu=$!
+wait $criu
+status=$?
+reach after
+exit $status
+"""
+
+
+class Machine:
+    """One notebook with its kernel, the servers that it has one after the other, and who is killed."""
+
+    def __init__(self, env: JupyterEnv) -> None:
+        self._env = env
+        self._asleep, self._steps = env.folder / "asleep", env.folder / "steps"
+        self._steps.mkdir()
+        notebooks = env.folder / "notebooks"
+        notebooks.mkdir()
+        self._notebook = notebooks / "week1.ipynb"
+        self._notebook.write_text("{}")
+        program = env.folder / "criu"
+        program.write_text(PROGRAM.format(criu=CRIU, steps=self._steps))
+        program.chmod(0o755)
+        self._kernel = env.install(
+            *("killed", "50%"),
+            hibernate_after=0.3,
+            hibernate_with_server=True,
+            criu=str(program),
+            hibernation_folder=str(self._asleep),
+            env={MARK: str(env.folder)},
+        )
+
+    async def server(self) -> Process:
+        command = sys.executable, "-c", SERVER, self._kernel, str(self._notebook)
+        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+
+    async def ask(self, server: Process, code: str) -> str:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(code.encode() + b"\n")
+        line = await asyncio.wait_for(server.stdout.readline(), 300)
+        assert line, "the server has ended"
+        return str(json.loads(line))
+
+    def images(self) -> list[Path]:
+        """Return the whole images that the next server may go on with."""
+        return list(self._asleep.glob("*/image/header.json"))
+
+    def let_wait(self, step: str, moment: str) -> None:
+        for each in self._steps.glob(f"{step}.*"):
+            each.unlink()
+        if moment in ("before", "after"):
+            (self._steps / f"wait.{step}.{moment}").touch()
+
+    def let_go_on(self) -> None:
+        for each in self._steps.glob("wait.*"):
+            each.unlink()
+
+    async def reached(self, step: str, moment: str) -> None:
+        async def is_reached() -> bool:
+            if moment == "writing":
+                return any(self._asleep.glob("*/image.new/*.img"))
+            if moment == "named":
+                return any(self._asleep.glob("*/image"))
+            return (self._steps / f"{step}.{moment}").exists()
+
+        await eventually(is_reached)
+
+    def processes(self) -> list[tuple[int, str]]:
+        """Return what there is of the kernel, each with what it is: its processes, the program's, CRIU's."""
+        found, folder = [], str(self._env.folder)
+        for each in psutil.process_iter():
+            with suppress(psutil.Error):
+                words = " ".join(each.cmdline())
+                is_ours = (folder in words or program.FOLDER in words) and SERVER not in words
+                if is_ours or each.environ().get(MARK) == folder:
+                    found.append(
+                        (each.pid, _role(words, parent=" ".join(psutil.Process(each.ppid()).cmdline())))
+                    )
+        return found
+
+    def kernels(self) -> list[int]:
+        return [pid for pid, role in self.processes() if role == "kernel"]
+
+    def kill(self, who: str, server: Process) -> None:
+        """Kill one as with kill -9. What has ended in this moment is none any more."""
+        theirs = [pid for pid, role in self.processes() if role == who]
+        for pid in [server.pid] if who == "server" else theirs:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def until_nothing_is_left(self) -> None:
+        async def is_empty() -> bool:
+            return not self.processes()
+
+        try:
+            await eventually(is_empty)
+        except AssertionError as error:
+            raise AssertionError(f"these are left: {self.processes()}") from error
+
+    async def until_asleep(self) -> None:
+        """Return once the kernel is on disk, and nowhere else."""
+
+        async def is_asleep() -> bool:
+            return bool(self.images()) and not self.kernels()
+
+        await eventually(is_asleep)
+
+    async def killed(self, step: str, moment: str, who: str) -> None:
+        """Let a kernel go to disk, and perhaps come back, and kill one of those who take part."""
+        server = await self.server()
+        if step == "dump":
+            self.let_wait(step, moment)
+        assert (await self.ask(server, "kept = 41; print(kept)")).endswith("41\n")
+        if step == "restore":
+            await self.until_asleep()
+            self.let_wait(step, moment)
+            assert server.stdin is not None
+            server.stdin.write(b"print(kept)\n")
+        await self.reached(step, moment)
+        self.kill(who, server)
+        self.let_go_on()
+        if who != "server":
+            # CRIU may be killed just while its own code runs in the kernel.
+            may_end = (moment, who) == ("writing", "criu")
+            await self.goes_on(server, is_answered=step == "restore", may_end=may_end)
+            server.kill()
+        await server.wait()
+        await self.until_nothing_is_left()
+        assert len(self.images()) <= 1
+        await self.next_one_has_it()
+
+    async def struck(self, name: str, chance: random.Random) -> None:
+        """Kill one of those who take part at a random moment after CRIU was called, and say so."""
+        step, seconds = chance.choice(["dump", "restore"]), chance.uniform(0, 0.5)
+        server = await self.server()
+        self.let_wait(step, "never")
+        assert (await self.ask(server, "kept = 41; print(kept)")).endswith("41\n")
+        if step == "restore":
+            await self.until_asleep()
+            self.let_wait(step, "never")
+            assert server.stdin is not None
+            server.stdin.write(b"print(kept)\n")
+        await self.reached(step, "before")
+        await asyncio.sleep(seconds)
+        there = {role for _, role in self.processes()} & {"criu", "launch", "dump", "restore", "first"}
+        who = chance.choice(sorted({*there, "server"}))
+        print(f"{name}: {seconds:.3f} s into a {step}, {who} is killed.", flush=True)
+        self.kill(who, server)
+        # The first process is the kernel's own, and ends it: a cell that runs then is answered by nobody.
+        if who != "server" and (step, who) != ("restore", "first"):
+            # CRIU's code may just run in the kernel.
+            may_end = who == "first" or (step, who) == ("dump", "criu")
+            await self.goes_on(server, is_answered=step == "restore", may_end=may_end)
+        if who != "server":
+            server.kill()
+        await server.wait()
+        await self.until_nothing_is_left()
+        assert len(self.images()) <= 1
+        await self.next_one_has_it()
+
+    async def goes_on(self, server: Process, *, is_answered: bool, may_end: bool) -> None:
+        """See that the kernel has what it had: its server lives, and there is one of it; or that it ended."""
+        if is_answered:  # the cell that woke it, or why it did not
+            assert server.stdout is not None
+            assert await asyncio.wait_for(server.stdout.readline(), 300)
+        said = await self.ask(server, "print(kept)")
+        assert "41\n" in said or (may_end and said == "aborted")
+        assert len(self.kernels()) <= ("41\n" in said)
+
+    async def next_one_has_it(self) -> None:
+        """See that the next server goes on with the image; it begins anew where there is none."""
+        has = bool(self.images())
+        server = await self.server()
+        assert ("41\n" in await self.ask(server, "print(globals().get('kept'))")) is has
+        assert len(self.kernels()) == 1
+        assert server.stdin is not None
+        server.stdin.close()
+        await server.wait()
+        await self.until_nothing_is_left()
+        for each in self.images():  # it fell asleep once more, and its server has left it
+            raise AssertionError(f"a kernel that was shut down is on disk: {each}")
+
+
+#: Calls of the program that name a kernel.
+_CALLS: Final = ("dump", "restore", "note", "remove")
+
+
+def _role(words: str, parent: str) -> str:
+    """Return what a process is, by its command line and that of its parent."""
+    if program.FOLDER in words:  # the first process of the kernel's pid namespace is forked from a call
+        return (
+            "first" if program.FOLDER in parent else words.split()[-2 if words.split()[-2] in _CALLS else -1]
+        )
+    if " dump " in words or " restore " in words:
+        return "criu"
+    if "ipykernel_launcher" in words:
+        return "reaper" if program.FOLDER in parent else "kernel"
+    return "other"
