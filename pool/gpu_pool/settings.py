@@ -306,7 +306,7 @@ def _load(loader: PyFileConfigLoader | JSONFileConfigLoader, folder: Path) -> Co
         return loader.load_config()
     except ConfigFileNotFound:
         return Config()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadRequest(
             f"{folder / loader.filename} cannot be read: {type(error).__name__}: {error}.",
             "Correct it, or move it away.",

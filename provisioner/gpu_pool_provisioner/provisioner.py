@@ -440,13 +440,14 @@ class GPUPoolProvisioner(SliceSettings):
         if self._owner is None or self._started:
             return
         kept = await asyncio.to_thread(KeptKernel.claimed, self._hibernates_by, self._owner)
+        told = await asyncio.to_thread(told_once, self._owner)
         if kept is not None and kept.image is not None:
             driver.kept, image, now = kept, kept.image, time.time()
             on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)
             driver.session = replace(driver.session, left=image.in_words(now), on_disk=on_disk)
             # Frontends get the key with which the kernel goes on: what they say is relayed as it is.
             self.parent.session.key = kept.image.record.key.encode()
-        elif told := await asyncio.to_thread(told_once, self._owner):
+        elif told:
             driver.session = replace(driver.session, exit_message=told)
 
     async def _until_running(self, driver: SessionDriver) -> None:

@@ -28,6 +28,8 @@ _HOW: Final = "See what it needs: Kernels that sleep on disk, in the documentati
 _MIB: Final = 1 << 20
 #: Kinds of values of the settings that are read here.
 _PLAIN: Final = (str, int, float)
+#: The settings by which kernels are to sleep.
+_ASKS_FOR_SLEEP: Final = ("hibernate_after", "hibernate_with_server")
 _COLUMNS: Final = ("ID", "Lease", "User", "For", "Asleep for", "Size")
 
 
@@ -134,20 +136,29 @@ def _of_server() -> dict[str, Any]:
 
 
 def images(programs: Iterable[Program]) -> tuple[list[str], list[Image]]:
-    """Return the folders where programs keep images, and these, oldest first. Raises ``NotAllowed``."""
+    """Return the folders where programs keep images, and these, oldest first.
+
+    What some of them do not list is noted. Raises ``NotAllowed`` where none lists any.
+    """
     from gpu_pool_provisioner.hibernation.calling import ProgramRefused
 
     folders, found = dict[str, None](), dict[str, Image]()
+    troubles: list[NotAllowed] = []
     for program in programs:
         try:
             said = program.call("list")
         except ProgramRefused as error:
             what = f"The kernels on disk are not known: {safe(str(error), 600)}"
-            raise NotAllowed(what, "To see what is missing do: gpu-pool doctor --hibernation criu") from error
+            troubles.append(NotAllowed(what, "To see what is missing do: gpu-pool doctor --hibernation criu"))
+            continue
         folders[said["folder"]] = None
         for each in said["kernels"]:
             with suppress(KeyError, TypeError):  # it does not sleep
                 found.setdefault(each["id"], Image.of(program, each))
+    if troubles and not folders:
+        raise troubles[0]
+    for trouble in troubles:
+        screen.note(f"Not all kernels on disk are known. {trouble.message}")
     return list(folders), sorted(found.values(), key=lambda each: each.since)
 
 
@@ -214,7 +225,7 @@ def _called() -> list[str]:
 
 
 def _is_to_sleep(config: dict[str, Any]) -> bool:
-    return bool(config.get("hibernate_after") or config.get("hibernate_with_server"))
+    return any(config.get(name) for name in _ASKS_FOR_SLEEP)
 
 
 def _is_ipython(spec: dict[str, Any]) -> bool:
@@ -228,11 +239,13 @@ def _other_kernels() -> Iterator[Check]:
     """Name the kernelspecs whose kernels are to sleep, and never do."""
     from gpu_pool.cli.checks import Check
 
-    for spec, config in _kernelspecs():
-        if _is_to_sleep(config) and not _is_ipython(spec):
-            name = safe(str(spec.get("display_name", "")))
-            text = f"kernels of {name} do not sleep on disk (hibernate_after): only IPython kernels can"
-            yield Check("hibernation", "note", text, "Remove hibernate_after of that kernelspec.")
+    for spec, _ in _kernelspecs():
+        own = spec["metadata"]["kernel_provisioner"].get("config") or {}
+        named = [name for name in _ASKS_FOR_SLEEP if own.get(name)]  # what holds for all is of use to others
+        if named and not _is_ipython(spec):
+            name, said = safe(str(spec.get("display_name", ""))), " and ".join(named)
+            text = f"kernels of {name} do not sleep on disk ({said}): only IPython kernels can"
+            yield Check("hibernation", "note", text, f"Remove {said} from that kernelspec.")
 
 
 def _is_of_a_course() -> bool:

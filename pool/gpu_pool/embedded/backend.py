@@ -278,9 +278,11 @@ class LocalBackend(Backend):
             self._job_end.close()
         self._driver.close()
         self._finder.close()
-        if self._steps is not None:
-            await self._steps.close()
-        await self.enforcer.close()
+        try:
+            if self._steps is not None:
+                await self._steps.close()
+        finally:
+            await self.enforcer.close()
 
 
 def _on_another_node(lease: Lease) -> Lease:

@@ -300,6 +300,8 @@ class StepHost:
         launcher = launching.launcher()
         with contextlib.suppress(NotAllowed, PoolUnreachable):  # the next kernel's start tries again
             await asyncio.to_thread(_remove_leftovers, self._job)
+        if self._is_stopped:
+            raise PoolUnreachable("The pool was closed meanwhile.")
         folder = launching.write_order(
             f"step-{self._job}-{lease.id}",
             lease,
@@ -411,8 +413,10 @@ class StepHost:
     async def close(self) -> None:
         """End all steps: they end with this process at the latest."""
         self.stop_waiting()
-        await asyncio.gather(*map(self._end, list(self._steps)))
-        self._threads.shutdown()
+        try:
+            await asyncio.gather(*map(self._end, list(self._steps)))
+        finally:
+            self._threads.shutdown(wait=False)
 
 
 def _remove_leftovers(own_job: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +31,35 @@ _CAN_FOR: Final = 60.0
 _can_until: Final[dict[tuple[int, str, str, str], float]] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class MissingRoom:
+    """How many bytes are missing of what images may take on disk."""
+
+    #: Of what those of the user may, or those of all.
+    missing: int
+    #: Of what those of its course may, and which that is.
+    of_course: int
+    course: str
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> MissingRoom | None:
+        """Return what the program says; None where that is nothing, or where the disk has no room."""
+        room = cls(said.get("missing", 0), said.get("of_course", 0), said.get("course", ""))
+        return room if room.missing or room.of_course else None
+
+
 class ProgramRefused(Exception):
     """It did not do it; the text says why, as a sentence has it."""
 
     def __init__(
-        self, text: str, *, errno: int = 0, is_gone: bool = False, missing: int = 0, course: str = ""
+        self, text: str, *, errno: int = 0, is_gone: bool = False, room: MissingRoom | None = None
     ) -> None:
         """Take what it says: whether there is no such kernel any more, and what the system said.
 
-        Where it is for want of room: how many bytes are ``missing`` of what the user's images may take, or
-        those of a ``course``; 0 where it is not for that.
+        ``room`` is what would have to be free, where it is for want of that.
         """
         super().__init__(text)
-        self.errno, self.is_gone, self.missing, self.course = errno, is_gone, missing, course
+        self.errno, self.is_gone, self.room = errno, is_gone, room
 
 
 class ProgramEnded(ProgramRefused):
@@ -215,8 +231,7 @@ def answered(line: bytes, said: bytes = b"") -> dict[str, Any]:
             str(said_no.get("error")),
             errno=said_no.get("errno", 0),
             is_gone=bool(said_no.get("gone")),
-            missing=said_no.get("missing", 0),
-            course=said_no.get("course", ""),
+            room=MissingRoom.of(said_no),
         )
     return answer
 

@@ -10,15 +10,16 @@ import hashlib
 import json
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused
+from gpu_pool_provisioner.hibernation.calling import MissingRoom, Program
 from gpu_pool_provisioner.hibernation.left import (
     Hold,
     KernelRecord,
@@ -35,47 +36,77 @@ from gpu_pool_provisioner.session import texts
 _KEPT_FOR: Final = 30 * 86_400.0
 
 
-def make_room(program: Program, refused: ProgramRefused, owner: Owner) -> bool:
+def make_room(program: Program, room: MissingRoom, owner: Owner, is_wanted: Callable[[], bool]) -> bool:
     """Remove the user's oldest kernels on disk until what was missing is there; whether it is. Blocks.
 
     Parameters
     ----------
     program
         What has them.
-    refused
-        What it said of the image for which there was no room. Where that is for its course, kernels of the
-        same course alone are removed.
+    room
+        What is missing for the image of one more.
     owner
-        Whose image that is.
+        Whose image that is. Others who have the same account keep theirs.
+    is_wanted
+        Whether that kernel is still to go to disk: nothing is removed for one that has ended.
     """
-    oldest = sorted(kernels_on_disk(program), key=lambda each: float(each[1]["image"]["since"]))
-    given: list[tuple[Hold, dict[str, Any]]] = []
-    freed = 0
-    for kernel, said in oldest:
-        if freed >= refused.missing:
-            break
+    held: dict[str, Hold] = {}
+    found = {}
+    for kernel, said in kernels_on_disk(program):
         record = record_of(said)
-        is_theirs = record is None or record.owner.hub_user == owner.hub_user
-        is_of_course = not refused.course or (said["note"] or {}).get("course") == refused.course
-        with suppress(OSError):
-            if is_theirs and is_of_course and (held := hold(kernel)) is not None:
-                given.append((held, said))
-                freed += int(said["image"]["bytes"])
-    is_made = 0 < refused.missing <= freed
-    for held, said in given:
-        is_made = is_made and _remove(program, held, said, owner)
-        if not is_made:
-            held.let_go()
+        if record is not None and record.owner.hub_user == owner.hub_user:
+            with suppress(OSError):
+                if (hold_of := hold(kernel)) is not None:
+                    held[kernel], found[kernel] = hold_of, said
+    images = [
+        Removable(
+            kernel, float(said["image"]["since"]), said["image"]["bytes"], said["note"].get("course") or ""
+        )
+        for kernel, said in found.items()
+    ]
+    chosen = gives_way(images, room)
+    is_made = bool(chosen)
+    for kernel in chosen:
+        is_made = is_made and is_wanted() and _remove(program, held.pop(kernel), found[kernel], owner)
+    for each in held.values():
+        each.let_go()
     return is_made
+
+
+class Removable(NamedTuple):
+    """A kernel on disk that may give way: since when it is there (Unix seconds), and its bytes."""
+
+    kernel: str
+    since: float
+    size: int
+    course: str
+
+
+def gives_way(images: Iterable[Removable], room: MissingRoom) -> list[str]:
+    """Return the kernels that make room for one more, the oldest first; none where all do not suffice."""
+    oldest = sorted(images, key=lambda each: each.since)
+    chosen: list[Removable] = []
+    for needs, those in (
+        (room.of_course, [each for each in oldest if each.course == room.course]),
+        (room.missing, oldest),
+    ):
+        freed = sum(each.size for each in chosen)
+        for each in those:
+            if freed < needs and each not in chosen:
+                chosen.append(each)
+                freed += each.size
+        if freed < needs:
+            return []
+    return [each.kernel for each in chosen]
 
 
 def _remove(program: Program, held: Hold, said: dict[str, Any], owner: Owner) -> bool:
     """Remove one, and leave a notice for its owner; whether it is removed."""
-    record = record_of(said)
-    notice = _note(record, mib_of(said["image"]), owner) if record is not None else None
+    notice = _note(KernelRecord.read(said["note"]), mib_of(said["image"]), owner)
     if not remove_image(program, held.kernel):
         if notice is not None:
             notice.unlink(missing_ok=True)
+        held.let_go()
         return False
     get_logger().info("A kernel on disk gave way to a later one of its user: %s", held.kernel)
     held.remove()

@@ -42,6 +42,8 @@ _CLOSED_WITHIN: Final = 1.0
 _LOOK_EVERY: Final = 0.01
 #: Bytes of the longest answer that is read: it may repeat what was noted.
 _LONGEST_ANSWER: Final = 1 << 20
+#: Held while others give way to a kernel, in the loop in which all kernels of this process sleep.
+_making_room: Final = asyncio.Lock()
 #: The state of a connected socket in /proc/net/unix.
 _CONNECTED: Final = b"03"
 
@@ -224,12 +226,18 @@ class KeptKernel:
         try:
             return await self._dumped_well(note)
         except ProgramRefused as error:
-            if not self.would_be_lost or self.record is None:
+            if not self.would_be_lost or self.record is None or error.room is None:
                 raise
-            owner = self.record.owner
-            if not await asyncio.to_thread(giving_way.make_room, self._program, error, owner):
-                raise
-        return await self._dumped_well(note)
+        async with _making_room:  # of two at once each would have others removed
+            try:
+                return await self._dumped_well(note)
+            except ProgramRefused as error:
+                room, owner = error.room, self.record.owner
+                if room is None or not await asyncio.to_thread(
+                    giving_way.make_room, self._program, room, owner, lambda: not self._is_over
+                ):
+                    raise
+            return await self._dumped_well(note)
 
     async def _dumped_well(self, note: dict[str, Any]) -> dict[str, Any]:
         try:

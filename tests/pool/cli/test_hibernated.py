@@ -254,6 +254,34 @@ def test_the_doctor_does_not_say_that_kernels_of_other_languages_can(
 
 
 @as_root
+def test_what_the_server_says_for_all_is_no_fault_of_a_kernelspec_of_another_language(
+    terminal: Terminal, asleep: Path
+) -> None:
+    file = Path(terminal.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.json")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"GPUPoolProvisioner": {"hibernate_after": 60, "criu": "criu-of-nobody"}}))
+    sleeper(asleep, ["R", "--slave", "-e", "IRkernel::main()", "--args", "{connection_file}"])
+    status, [(state, text)] = checks(terminal)
+    assert (status, state) == (0, "note")
+    assert "there is no criu-of-nobody" in text
+
+
+@as_root
+def test_a_folder_that_is_not_roots_alone_hides_no_other(
+    terminal: Terminal, asleep: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+    sleeper(asleep, IPYTHON, hibernate_after=60, hibernation_folder=str(elsewhere))
+    image(asleep, "1-there", 320)
+    done = terminal.run("hibernated", "--json")
+    assert [each["lease"] for each in json.loads(done.stdout)["images"]] == ["1-there"]
+    assert "Not all kernels on disk are known." in done.stderr
+    assert f"chmod go-w {elsewhere}" in done.stderr
+
+
+@as_root
 def test_root_sees_kernels_in_the_folders_that_kernelspecs_name(
     terminal: Terminal, asleep: Path, tmp_path: Path
 ) -> None:

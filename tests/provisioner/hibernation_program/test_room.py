@@ -54,7 +54,12 @@ def test_what_a_courses_images_may_take_counts_those_of_all_users(
     kernel = ada.launch(["sleep", "600"])
     refused = ada.call("dump", kernel.id, **of_course)
     assert "of the 100 MiB that kernels of the course 'physics' may take on disk" in refused["error"]
-    assert (refused["course"], refused["missing"] > 0) == ("physics", True)
+    assert (refused["course"], refused["missing"], refused["of_course"] > 0) == ("physics", 0, True)
+    installation.configure(course_mib={"physics": 100}, user_mib=20)
+    refused = ada.call("dump", kernel.id, **of_course)
+    assert (refused["missing"] > 0, refused["of_course"] > 0) == (True, True)
+    assert "that your kernels may take" in refused["error"]
+    installation.configure(course_mib={"physics": 100})
     assert ada.call("dump", kernel.id, **of_another)["ok"]
     again = ada.launch(["sleep", "600"])
     bob.call("remove", large.id)

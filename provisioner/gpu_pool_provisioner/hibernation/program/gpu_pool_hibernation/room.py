@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import os
 
-from .folders import BUSY, NEEDS, NOTE, STATE, is_held, kernel_folders, read_said, size_of, write_said
+from .folders import (
+    BUSY,
+    NEEDS,
+    NOTE,
+    STATE,
+    is_callers,
+    is_held,
+    kernel_folders,
+    read_said,
+    size_of,
+    write_said,
+)
 from .values import MIB, Call, Refused
 
 #: What an image may take beyond a tenth more than its kernel's memory.
@@ -25,34 +36,41 @@ def reserved(call: Call, path: str, needs: int) -> int:
 
 
 def _refuse_without_room(call: Call, path: str, most: int) -> None:
+    """Raise ``Refused`` where an image may take more than there is room.
+
+    Where that is not the disk's: with how many bytes are ``missing`` of what the caller's kernels may take,
+    and how many of what those of its ``course`` may.
+    """
     folder, settings, course = call.settings.folder, call.settings, _course(path)
     free, taken = _free(folder), {"all": 0, "mine": 0, "course": 0}
     for each in kernel_folders(folder):
-        takes, is_mine = size_of(each), read_said(each, STATE).get("uid") == call.caller.uid
+        takes, is_mine = size_of(each), is_callers(call, read_said(each, STATE))
         said = read_said(each, NEEDS).get("bytes", 0) if each != path and is_held(each, BUSY) else 0
         free -= max(0, said - takes)
         counts = {"all": True, "mine": is_mine, "course": bool(course) and _course(each) == course}
         for name in taken:
             taken[name] += max(said, takes) * counts[name]
-    _refuse_beyond(most, free, "the disk has {} for it.")
-    of_course = f"kernels of the course {course[:60]!a}"
-    for name, bound, whose in (
-        ("all", settings.all_mib, "kernels"),
-        ("mine", settings.user_mib if call.caller.uid else 0, "your kernels"),
-        ("course", settings.course_mib.get(course, 0), of_course),
-    ):
-        if bound:
-            text = f"of the {bound} MiB that {whose} may take on disk {{}} are left."
-            of = course if name == "course" else ""
-            _refuse_beyond(most, bound * MIB - taken[name], text, missing=True, course=of)
-
-
-def _refuse_beyond(most: int, room: int, text: str, *, missing: bool = False, course: str = "") -> None:
-    """Raise ``Refused`` where an image may take more than there is room; say how much is ``missing``."""
-    if most > room:
-        left = text.format(f"{max(0, room) // MIB} MiB")
-        more: dict[str, object] = {"missing": most - room, "course": course} if missing else {}
-        raise Refused(f"its image may take {most // MIB} MiB, and {left}", **more)
+    whose = {"all": "kernels", "mine": "your kernels", "course": f"kernels of the course {course[:60]!a}"}
+    bounds = {
+        "all": settings.all_mib,
+        "mine": settings.user_mib if call.caller.uid else 0,
+        "course": settings.course_mib.get(course, 0),
+    }
+    missing = {name: most - max(0, bound * MIB - taken[name]) for name, bound in bounds.items() if bound}
+    why = [f"the disk has {max(0, free) // MIB} MiB for it"] if most > free else []
+    why += [
+        f"of the {bounds[name]} MiB that {whose[name]} may take on disk {(most - lacks) // MIB} MiB are left"
+        for name, lacks in missing.items()
+        if lacks > 0
+    ]
+    if why:
+        lacks = {} if most > free else missing
+        raise Refused(
+            f"its image may take {most // MIB} MiB, and {'; '.join(why)}.",
+            missing=max(0, lacks.get("all", 0), lacks.get("mine", 0)),
+            of_course=max(0, lacks.get("course", 0)),
+            course=course,
+        )
 
 
 def _course(path: str) -> str:
