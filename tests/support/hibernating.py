@@ -20,7 +20,7 @@ from gpu_pool_provisioner.hibernation.program import archive
 
 CRIU = os.environ.get("CRIU", shutil.which("criu") or "/usr/sbin/criu")
 #: Runs the program with settings of a test's own: an installed one reads them where the system has its own.
-_INSTALLED = """#!/usr/bin/python3 -I
+_INSTALLED = """#!/usr/bin/python3 -IS
 import sys
 sys.path.insert(0, {program!r})
 from gpu_pool_hibernation.command import main

@@ -65,7 +65,7 @@ def test_it_is_the_same_bytes_whoever_writes_it_and_wherever(tmp_path: Path) -> 
     assert written.read_bytes() == archive.archive()
     assert done.stdout == f"{hashlib.sha256(archive.archive()).hexdigest()}  {written}\n"
     assert written.stat().st_mode & 0o777 == 0o755
-    assert written.read_bytes().startswith(b"#!/usr/bin/python3 -I\n")
+    assert written.read_bytes().startswith(b"#!/usr/bin/python3 -IS\n")
     with zipfile.ZipFile(written) as file:
         names = [f"gpu_pool_hibernation/{each.name}" for each in SOURCES]
         assert file.namelist() == ["__main__.py", *names]

@@ -199,3 +199,34 @@ def test_a_restore_that_is_killed_leaves_the_image(ada: User, criu: Callable[[st
     (ada.home / "may").touch()
     again = ada.restore(kernel)
     assert again.answer["ok"], again.answer
+
+
+@pytest.mark.parametrize("lost", ["image/header.json", "kernel.json"])
+def test_a_removal_that_was_killed_is_finished_by_the_next_launch(
+    ada: User, installation: Installation, lost: str
+) -> None:
+    path = installation.asleep / asleep(ada)
+    (path / lost).unlink()
+    os.utime(path, (0, 0))
+    ada.launch(["sleep", "600"])
+    assert not path.exists()
+
+
+def test_a_whole_image_that_has_not_got_its_name_gets_it(ada: User, installation: Installation) -> None:
+    """Where power was lost between the two names."""
+    path = installation.asleep / (kernel := asleep(ada))
+    (path / "image").rename(path / "image.new")
+    os.utime(path, (0, 0))
+    ada.launch(["sleep", "600"])
+    [found] = [each for each in ada.call("list")["kernels"] if each["id"] == kernel]
+    assert found["image"]["bytes"]
+    assert ada.restore(kernel).answer["ok"]
+
+
+def test_a_removal_that_was_killed_leaves_no_kernel_stopped(ada: User, installation: Installation) -> None:
+    kernel = ada.launch(["sleep", "600"])
+    (installation.asleep / kernel.id / "image.old").mkdir()
+    os.kill(kernel.pid, signal.SIGSTOP)
+    until(lambda: status(kernel.pid)["State"].startswith("T"))
+    assert ada.call("note", kernel.id, note={}, server=0)["ok"]
+    until(lambda: not status(kernel.pid)["State"].startswith("T"))

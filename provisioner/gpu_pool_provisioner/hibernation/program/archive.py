@@ -18,8 +18,8 @@ from typing import Final
 
 from gpu_pool_provisioner.hibernation.program import FOLDER
 
-#: What runs it: nothing of its caller's environment or folders is looked at (-I).
-_INTERPRETER: Final = "/usr/bin/python3 -I"
+#: What runs it: nothing of its caller's environment or folders is looked at (-I), nor what is installed (-S).
+_INTERPRETER: Final = "/usr/bin/python3 -IS"
 _PACKAGE: Final = "gpu_pool_hibernation"
 _RIGHTS: Final = 0o100644
 #: The oldest time that an archive can say.

@@ -37,10 +37,11 @@ def dump(call: Call, kernel: str) -> dict[str, object]:
 def _dumped(call: Call, path: str, state: dict[str, Any], kept: Living) -> dict[str, Any]:
     """Write a kernel, and leave it stopped; return what its image says. Raises ``Refused``: it goes on."""
     new, work = f"{path}/image.new", f"{path}/work"
-    if os.path.isdir(new):  # one that was killed may have left it stopped, and it would be so in the image
+    old = f"{path}/image.old"
+    if any(map(os.path.isdir, (new, old))):  # a killed call may have left it stopped, and in the image, too
         let_go_on(kept.namespace)
     verify(kept.namespace, call.caller)
-    for folder in (new, work):
+    for folder in (new, work, old):
         erase(folder)
     try:
         most = reserved(call, path, needs_of(pids_in(kept.namespace)))
@@ -49,9 +50,12 @@ def _dumped(call: Call, path: str, state: dict[str, Any], kept: Living) -> dict[
             os.chown(folder, call.caller.uid, call.caller.gid)
         _written(call, kept, new, work, most)
         header = finished(call, new, state, kept)
-        erase(f"{path}/image")
+        with suppress(FileNotFoundError):
+            os.rename(f"{path}/image", old)
         os.rename(new, f"{path}/image")
         sync(path)
+        with suppress(OSError):  # the next call does
+            erase(old)
         os.utime(path)
     except BaseException:
         if os.path.isdir(new):

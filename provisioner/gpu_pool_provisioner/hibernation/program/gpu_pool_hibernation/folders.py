@@ -138,10 +138,16 @@ def erase(path: str) -> None:
 
 
 def remove_kernel(path: str) -> None:
-    """Remove all of a kernel that has ended; first what makes it one, or this may end in between."""
-    for name in (f"image/{HEADER}", STATE):
+    """Remove all of a kernel that has ended.
+
+    First what makes its image one, and last whose it is: it counts as that user's until all is gone, also
+    where this is killed.
+    """
+    for name in ("image", "image.new", "image.old"):
         with suppress(FileNotFoundError):
-            os.unlink(os.path.join(path, name))
+            os.unlink(f"{path}/{name}/{HEADER}")
+    for name in ("image", "image.new", "image.old", "work"):
+        erase(f"{path}/{name}")
     erase(path)
 
 

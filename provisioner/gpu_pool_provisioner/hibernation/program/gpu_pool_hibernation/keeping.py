@@ -21,6 +21,7 @@ from .folders import (
     path_of,
     read_said,
     remove_kernel,
+    sync,
     write_said,
 )
 from .processes import boot_id, let_go_on, living_kernel, start_of, status_of
@@ -46,31 +47,44 @@ def note(call: Call, kernel: str) -> dict[str, object]:
     return {**described(path, read_said(f"{path}/image", HEADER)), "asleep": asleep}
 
 
-def _settle(path: str) -> None:
-    """Finish what a killed dump has left stopped: it goes on, or ends where its image is whole.
+def _settle(path: str, within: float | None = None) -> None:
+    """Finish what a killed call has left stopped: it goes on, or ends where its image is whole.
 
-    Once the image has its name nothing goes on, or there would be two: it may be ending already.
+    Once the image has its name nothing goes on, or there would be two: it may be ending already. For that it
+    is waited for so many seconds.
     """
-    if _is_left(path):
+    if _is_left(path) or _is_named_late(path):
         with suppress(Refused), locked(path):
+            if _is_named_late(path):
+                erase(f"{path}/image")
+                os.rename(f"{path}/image.new", f"{path}/image")
+                sync(path)
             if _is_left(path):
                 with living_kernel(read_said(path, STATE)["run"]) as kept:
                     if _is_whole(path):
-                        kept.end()
+                        kept.end(within)
                     else:
                         let_go_on(kept.namespace)
                         erase(f"{path}/image.new")
+            if not is_held(path):
+                erase(f"{path}/image.old")
 
 
-def _is_whole(path: str) -> bool:
+def _is_whole(path: str, name: str = "image") -> bool:
     """Whether there is an image of a kernel as it ran last."""
     run = read_said(path, STATE).get("run")
-    return run is not None and read_said(f"{path}/image", HEADER).get("run") == run
+    return run is not None and read_said(f"{path}/{name}", HEADER).get("run") == run
 
 
 def _is_left(path: str) -> bool:
-    """Whether a kernel lives that a dump has stopped, or is about to."""
-    return is_held(path) and (os.path.isdir(f"{path}/image.new") or _is_whole(path))
+    """Whether a kernel lives that a call has stopped, or is about to."""
+    is_begun = any(os.path.isdir(f"{path}/{name}") for name in ("image.new", "image.old"))
+    return is_held(path) and "run" in read_said(path, STATE) and (is_begun or _is_whole(path))
+
+
+def _is_named_late(path: str) -> bool:
+    """Whether a kernel has ended whose whole image has not got its name yet, as where power was lost."""
+    return not is_held(path) and not _is_whole(path) and _is_whole(path, "image.new")
 
 
 def keep_note(call: Call, path: str) -> None:
@@ -152,8 +166,8 @@ def sweep(call: Call) -> None:
     What a killed dump has left stopped goes on, or ends.
     """
     for path in kernel_folders(call.settings.folder):
-        with suppress(OSError, Refused):
-            _settle(path)
+        with suppress(Exception):  # nothing that is the matter with one is in the way of a launch
+            _settle(path, 0)
             if _is_over(call, path):  # else it is in nobody's way
                 with locked(path):
                     if _is_over(call, path):
@@ -165,4 +179,5 @@ def _is_over(call: Call, path: str) -> bool:
     if age < BEGINS_WITHIN or is_held(path):
         return False
     is_old = age > call.settings.days * 86_400
-    return not os.path.isdir(f"{path}/image") or (is_old and not _has_server(path))
+    is_image = os.path.exists(f"{path}/image/{HEADER}") and os.path.exists(f"{path}/{STATE}")
+    return not is_image or (is_old and not _has_server(path))

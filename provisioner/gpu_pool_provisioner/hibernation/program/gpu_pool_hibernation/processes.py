@@ -103,10 +103,10 @@ class Living(NamedTuple):
         ready = select.select([self.first, 0], [], [], 0)[0]
         return self.first in ready or (0 in ready and not os.read(0, 4096))
 
-    def end(self) -> None:
-        """End it, and return once it has ended."""
+    def end(self, within: float | None = None) -> None:
+        """End it, and return once it has ended, or after so many seconds: its user may hold that up."""
         signal.pidfd_send_signal(self.first, signal.SIGKILL)
-        select.select([self.first], [], [])
+        select.select([self.first], [], [], within)
 
 
 @contextmanager
