@@ -42,20 +42,19 @@ _SHOWN = "print('kept:', kept); display(figure)"
 HELD = "2% · 655 MiB"
 
 
-def running(machine: Machine, name: str) -> list[psutil.Process]:
-    """Return the processes of a user that have not ended."""
+def running(machine: Machine, name: str, module: str = "") -> list[psutil.Process]:
+    """Return the processes of a user that have not ended, or those of them that run a module of Python's."""
     (uid,) = {each.uid for each in machine.accounts if each.name == name}
     found = psutil.process_iter(["uids", "status", "cmdline"])
-    return [
-        each
-        for each in found
-        if each.info["uids"].real == uid and each.info["status"] != psutil.STATUS_ZOMBIE
-    ]
+    theirs = [each for each in found if each.info["uids"].real == uid]
+    living = [each for each in theirs if each.info["status"] != psutil.STATUS_ZOMBIE]
+    return [each for each in living if not module or module in (each.info["cmdline"] or ())]
 
 
-def servers(machine: Machine, name: str) -> list[psutil.Process]:
-    """Return a user's Jupyter servers."""
-    return [each for each in running(machine, name) if "jupyterhub.singleuser" in each.info["cmdline"]]
+def limits(process: psutil.Process) -> list[str]:
+    """Return what the system allows a process, but for core files, of which sudo lets there be none."""
+    lines = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+    return [line for line in lines if not line.startswith("Max core file size")]
 
 
 def found(machine: Machine, name: str) -> list[dict[str, Any]]:
@@ -71,6 +70,7 @@ async def test_the_culler_stops_the_servers_at_night_and_in_the_morning_each_use
     install(school, "alice", "bob")
     # As strict as an administrator may have it.
     strict = "Defaults requiretty, use_pty, log_input, log_output, umask=0077\\nDefaults !secure_path"
+    school.write("/etc/security/limits.d/test.conf", "root - nofile 512\n")
     school.type(f"printf '{strict}\\n' >> /etc/sudoers && visudo --check")
     asleep = school.here("/var/lib/gpu-pool/asleep")
     async with (
@@ -84,6 +84,11 @@ async def test_the_culler_stops_the_servers_at_night_and_in_the_morning_each_use
             page = await opened(context, hub, name)
             await run_cell(page, _DRAWN.format(name=name), shown)
             await expect(output(page)).to_have_text(f"kept: {name}")
+            (server,) = running(school, name, "jupyterhub.singleuser")
+            kernels = running(school, name, "ipykernel_launcher")
+            assert kernels
+            for each in kernels:
+                assert limits(each) == limits(server)
             await page.keyboard.press("Control+s")
             notebook = school.here(f"/home/{name}/week1.ipynb")
             await until(lambda notebook=notebook: "svg+xml" in notebook.read_text())
@@ -146,7 +151,7 @@ async def test_a_hub_that_restarts_and_a_server_that_is_killed_leave_what_sleeps
                 await goes_to_disk(page)
                 await page.close()
                 await hub.end()
-                (server,) = servers(school, "alice")
+                (server,) = running(school, "alice", "jupyterhub.singleuser")
                 await hub.start()
                 page = await opened(alice, hub, "alice")
                 await goes_to_disk(page)
@@ -244,6 +249,11 @@ def doctor(machine: Machine, name: str) -> str:
 def test_the_doctor_says_to_each_user_what_is_missing_and_that_suffices(school: Machine) -> None:
     said = doctor(school, "alice")
     assert said.startswith(f"broken: kernels do not sleep on disk (hibernate_after): there is no {INSTALLED}")
+    turn_on(school)
+    assert (
+        f"there is no {INSTALLED}"
+        in school.run("gpu-pool", "doctor", "--json", user="alice", check=False).stdout
+    )
     school.type(said.partition("to disk: ")[2])
     said = doctor(school, "alice")
     assert "sudo says: sudo: a password is required" in said
