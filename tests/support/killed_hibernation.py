@@ -61,6 +61,10 @@ exit $status
 """
 
 
+#: Who takes part in a kernel's way to disk and back; the first process is that of its pid namespace.
+_ALL: Final = ("criu", "dump", "first", "launch", "restore", "server")
+
+
 class Machine:
     """One notebook with its kernel, the servers that it has one after the other, and who is killed."""
 
@@ -126,7 +130,9 @@ class Machine:
         for each in psutil.process_iter():
             with suppress(psutil.Error):
                 words = " ".join(each.cmdline())
-                is_ours = (folder in words or program.FOLDER in words) and SERVER not in words
+                # CRIU is run by a descriptor, with no variables of the kernel's.
+                signs = (folder, program.FOLDER, "--no-default-config")
+                is_ours = any(sign in words for sign in signs) and SERVER not in words
                 if is_ours or each.environ().get(MARK) == folder:
                     found.append(
                         (each.pid, _role(words, parent=" ".join(psutil.Process(each.ppid()).cmdline())))
@@ -139,6 +145,7 @@ class Machine:
     def kill(self, who: str, server: Process) -> None:
         """Kill one as with kill -9. What has ended in this moment is none any more."""
         theirs = [pid for pid, role in self.processes() if role == who]
+        assert theirs or who != "criu", "there is no CRIU to be killed"
         for pid in [server.pid] if who == "server" else theirs:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -186,21 +193,29 @@ class Machine:
 
     async def struck(self, name: str, chance: random.Random) -> None:
         """Kill one of those who take part at a random moment after CRIU was called, and say so."""
-        step, seconds = chance.choice(["dump", "restore"]), chance.uniform(0, 0.5)
+        step, seconds = chance.choice(["dump", "restore"]), chance.uniform(0, 0.4)
         server = await self.server()
-        self.let_wait(step, "never")
+        if step == "dump":
+            self.let_wait(step, "before")
         assert (await self.ask(server, "kept = 41; print(kept)")).endswith("41\n")
         if step == "restore":
             await self.until_asleep()
-            self.let_wait(step, "never")
+            self.let_wait(step, "before")
             assert server.stdin is not None
             server.stdin.write(b"print(kept)\n")
         await self.reached(step, "before")
-        await asyncio.sleep(seconds)
-        there = {role for _, role in self.processes()} & {"criu", "launch", "dump", "restore", "first"}
-        who = chance.choice(sorted({*there, "server"}))
+        # Looked for now: to look through all processes takes longer than a kernel takes to disk.
+        there = [*self.processes(), (server.pid, "server")]
+        who = chance.choice([each for each in _ALL if any(role == each for _, role in there)])
         print(f"{name}: {seconds:.3f} s into a {step}, {who} is killed.", flush=True)
-        self.kill(who, server)
+        struck = [pid for pid, role in there if role == who]
+        self.let_go_on()
+        await asyncio.sleep(seconds)
+        with suppress(psutil.NoSuchProcess):  # CRIU itself has begun meanwhile
+            struck += [each.pid for pid in struck if who == "criu" for each in psutil.Process(pid).children()]
+        for pid in struck:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         # The first process is the kernel's own, and ends it: a cell that runs then is answered by nobody.
         if who != "server" and (step, who) != ("restore", "first"):
             # CRIU's code may just run in the kernel.
