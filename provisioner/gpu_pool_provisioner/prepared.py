@@ -120,9 +120,8 @@ class PreparedKernel(TemplateProcess):
         self._executor.shutdown(wait=False)
 
     def forget(self) -> None:
-        """Leave it to the process that has forked this one."""
+        """Leave it to the process that has forked this one, with which it ends."""
         self._control.close()
-        self.kernel.forget()
 
     def _look(self, cwd: str | None) -> None:
         """Raise ``StartColdError`` where one that starts now would be another, or none."""

@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -243,7 +246,7 @@ async def test_one_that_takes_more_memory_than_it_may_is_not_kept(
     assert not await is_prepared(manager(name))
 
 
-#: A server that says which process was prepared, and stays.
+#: A server that says which process was prepared, and stays or ends.
 SERVER = """
 import asyncio
 from jupyter_client.manager import AsyncKernelManager
@@ -255,32 +258,63 @@ async def main():
     while not module.templates().all(): await asyncio.sleep(0.01)
     (prepared,) = module.templates().all()
     assert await asyncio.to_thread(prepared.wait_until_ready, 60)
-    print(prepared.pid, flush=True)
     {then}
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("then", ["await asyncio.Event().wait()", "await first.shutdown_kernel(now=True)"])
+SAYS = "print(prepared.pid, flush=True)"
+STAYS = f"{SAYS}; await asyncio.Event().wait()"
+#: So does a process that it has forked.
+FORKS = f"import os, time; os.fork() or (os.close(1), time.sleep(600))\n    {STAYS}"
+ENDS = f"await first.shutdown_kernel(now=True); {SAYS}"
+
+
+@pytest.mark.parametrize("then", [STAYS, FORKS, ENDS], ids=["killed", "killed, with a fork left", "ended"])
 async def test_it_ends_with_its_server_however_that_ends(
     sleepers: Sleepers, jupyter_env: JupyterEnv, tmp_path: Path, then: str
 ) -> None:
     program = tmp_path / "server.py"
     program.write_text(SERVER.format(name=sleepers(), then=then))
-    server = await asyncio.create_subprocess_exec(sys.executable, program, stdout=subprocess.PIPE)
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, program, stdout=subprocess.PIPE, start_new_session=True
+    )
     assert server.stdout is not None
     try:
         pid = int(await asyncio.wait_for(server.stdout.readline(), 120))
-    finally:
-        if "wait" in then:
+        if then != ENDS:
             kill(server.pid)
         await server.wait()
 
-    async def is_gone() -> bool:
-        return not is_running(pid)
+        async def is_gone() -> bool:
+            return not is_running(pid)
 
-    await eventually(is_gone)
-    await eventually_folders(jupyter_env, 0)
+        await eventually(is_gone)
+        await eventually_folders(jupyter_env, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+async def test_a_stranger_who_connects_in_its_place_is_sent_away(
+    sleepers: Sleepers, manager: Managers
+) -> None:
+    """Of the same user: nobody else enters the folder."""
+    strangers: list[socket.socket] = []
+
+    def connect() -> None:
+        while not (found := list(Path(tempfile.gettempdir()).glob("gpu-pool-prepared-*/socket"))):
+            pass
+        strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        strangers[0].connect(str(found[0]))
+
+    connected = asyncio.create_task(asyncio.to_thread(connect))
+    name = sleepers()
+    await until_prepared(manager(name))
+    await connected
+    with strangers[0] as stranger:
+        assert stranger.recv(1) == b""
+    assert await is_prepared(manager(name))
 
 
 #: What a kernel sees of itself: all of it is as in one that starts cold.

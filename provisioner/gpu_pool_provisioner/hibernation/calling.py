@@ -73,8 +73,21 @@ class Stays:
         """Take the end of the pipe by which the kernel lives."""
         #: Lets go of it, and so ends the kernel. May be repeated.
         self.let_go: Callable[[], object] = weakref.finalize(self, os.close, ours)
+        _staying.add(self)
         #: What the program says of the kernel.
         self.answer: dict[str, Any] = {}
+
+
+_staying: Final[weakref.WeakSet[Stays]] = weakref.WeakSet()
+
+
+def _leave_kernels() -> None:
+    """Let go of the kernels of the process that has forked this one: they end with that."""
+    for each in _staying:
+        each.let_go()
+
+
+os.register_at_fork(after_in_child=_leave_kernels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,10 +171,6 @@ class KeptKernel:
         self._held = left.hold(self._stays.answer["id"])
         return self.pid
 
-    def forget(self) -> None:
-        """Leave it to the process that has forked this one."""
-        self._let_go()
-
     def _begun(self, *words: str, **request: Any) -> int:
         """Let the program begin a kernel, and return its pid. Raises ``ProgramRefused`` and ``OSError``."""
         stays = self._program.start(*words, **request)
