@@ -9,6 +9,7 @@ Whatever is in doubt starts cold, at once: nothing here raises because of a prep
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import socket
@@ -62,7 +63,7 @@ class PreparedKernel(TemplateProcess):
 
     def _import(self) -> None:
         try:
-            self.kernel.begin(self._command(self._path), self._environment, None)
+            self._start()
             if not self._is_ended:
                 self._control = self._connected(self._control)
         except (OSError, ValueError) as error:  # ValueError: of a socket that was closed meanwhile
@@ -78,15 +79,22 @@ class PreparedKernel(TemplateProcess):
         else:
             super()._import()
 
+    def _start(self) -> None:
+        """Let the program start its process. Raises ``OSError``."""
+        self.kernel.begin(self._command(self._path), self._environment, None)
+        if self._inherited != _inherited():
+            raise OSError("what its server hands on has changed meanwhile")
+
     def _connected(self, listening: socket.socket) -> socket.socket:
         """Return the connection of the process that was started, and of no other. Raises ``OSError``."""
         give_up_at = time.monotonic() + _CONNECTS_WITHIN
-        ended = os.pidfd_open(self.kernel.pid)
+        ended, either = os.pidfd_open(self.kernel.pid), select.poll()
+        for each in (listening.fileno(), ended):
+            either.register(each, select.POLLIN)
         try:
             with listening:
                 while (seconds := give_up_at - time.monotonic()) > 0:
-                    readable = select.select([listening.fileno(), ended], [], [], seconds)[0]
-                    if listening.fileno() not in readable:
+                    if listening.fileno() not in {each for each, _ in either.poll(seconds * 1000)}:
                         break
                     connection, _ = listening.accept()
                     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -130,14 +138,18 @@ class PreparedKernel(TemplateProcess):
         if cwd is not None and not Path(cwd).is_dir():
             raise StartColdError(f"there is no folder {cwd}")
 
+    def _take(self, cwd: str | None) -> None:
+        """Have it for this server. Blocks: the user's home may be on another machine."""
+        self._look(cwd)
+        self.kernel.take()
+
     async def taken(self, argv: list[str], environment: Mapping[str, str], cwd: str | None) -> KeptKernel:
         """Return it as a kernel with this command, once it listens.
 
         Raises ``StartColdError`` and ``OSError``, and has ended then.
         """
         try:
-            self._look(cwd)
-            self.kernel.take()
+            await asyncio.to_thread(self._take, cwd)
             await self.fork(argv, environment, cwd or str(Path.cwd()), ())
         except BaseException:
             self.end()
@@ -191,7 +203,7 @@ async def prepared_kernel(
     """
     try:
         kind = kind_of(program, argv, kwargs, settings)
-        found = templates().find(kind, settings)
+        found = await asyncio.to_thread(templates().find, kind, settings)
         if isinstance(found, PreparedKernel):
             return await found.taken(argv, _variables(kwargs), kwargs.get("cwd"))
     except StartColdError as why:

@@ -198,7 +198,11 @@ async def test_what_could_not_be_removed_is_tried_again_and_held_until_then(ther
     assert hold("0" * 31 + "7") is None
     (there / "refuse").unlink()
     another = await launched(there)
-    assert not (there / "image").exists()
+
+    async def is_removed() -> bool:
+        return not (there / "image").exists()
+
+    await eventually(is_removed)
     another.end()
 
 

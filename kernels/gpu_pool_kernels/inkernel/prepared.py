@@ -5,8 +5,8 @@ of its own from the start: one that may sleep on disk, which is in namespaces of
 
 It is asked as a template is (``template.py``), by the socket at which the server listens (``AF_UNIX``,
 ``SOCK_SEQPACKET``), to which it connects. What is different: it answers one question, with its own pid, has
-the standard streams already, and ends with whoever has started it. Nobody else has its memory: so what forks
-must not share it keeps, as a kernel does that imports the same.
+the standard streams already, and ends with whoever has started it. It is as strict as a template in what may
+not be left by an import (a thread, a child, an open file), and starts cold then.
 """
 
 import gc

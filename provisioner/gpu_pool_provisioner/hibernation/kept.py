@@ -146,8 +146,6 @@ class KeptKernel:
         return await asyncio.to_thread(self._launched, command, environment, cwd)
 
     def _launched(self, command: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> int:
-        left.remove_abandoned_once(self._program)
-        left.remove_refused()
         self.begin(command, environment, cwd)
         try:
             return self.take()
@@ -157,6 +155,7 @@ class KeptKernel:
 
     def begin(self, command: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> None:
         """Launch what is to be a kernel of this server once it is taken. Blocks. Raises ``OSError``."""
+        left.remove_abandoned_once(self._program)
         # Its parent is no server, and what ends it is the program: it must not look for another one.
         known = {name: value for name, value in environment.items() if name != PARENT_VARIABLE}
         request = {"argv": list(command), "env": known, "cwd": cwd or str(Path.cwd()), "umask": _umask()}
@@ -169,6 +168,7 @@ class KeptKernel:
         """Let it be a kernel of this server; return its pid. Raises ``OSError``."""
         assert self._stays is not None
         self._held = left.hold(self._stays.answer["id"])
+        left.remove_refused()
         return self.pid
 
     def _begun(self, *words: str, **request: Any) -> int:
@@ -335,6 +335,8 @@ class KeptKernel:
         self.kill()
         self._let_go()
         self._let_ports_go()
+        if self._held is not None and not self._may_have_image:
+            self._held.remove()
 
     async def belong_to(self, owner: left.Owner) -> None:
         """Let its images be another owner's: its notebook was renamed. Raises ``OSError``."""
@@ -369,7 +371,7 @@ class KeptKernel:
             if self._dump is not None:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._dump.wait(), self._program.answers_within)
-            await asyncio.to_thread(left.remove_refused)
+            left.remove_refused()
             removed = await asyncio.to_thread(left.remove_image, self._program, self._held.kernel)
             self._may_have_image = not removed
         if self._is_over and self._may_have_image:

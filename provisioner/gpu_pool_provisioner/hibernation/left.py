@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ _VERSION: Final = 1
 _MIB: Final = 1 << 20
 #: Kernels that have ended and whose images could not be removed: held, so that nobody goes on with one.
 _refused: Final[dict[str, tuple[Program, Hold]]] = {}
+#: Held while that is tried again.
+_removing: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +188,19 @@ def remove_later(program: Program, held: Hold) -> None:
 
 
 def remove_refused() -> None:
-    """Try again to remove what could not be removed. Blocks."""
-    for kernel, (program, held) in list(_refused.items()):
-        if remove_image(program, kernel):
-            _refused.pop(kernel, None)
-            held.remove()
+    """Try again to remove what could not be removed, in a thread: no kernel waits for that."""
+    if _refused and _removing.acquire(blocking=False):
+        threading.Thread(target=_remove_refused, name="gpu-pool-images", daemon=True).start()
+
+
+def _remove_refused() -> None:
+    try:
+        for kernel, (program, held) in list(_refused.items()):
+            if remove_image(program, kernel):
+                _refused.pop(kernel, None)
+                held.remove()
+    finally:
+        _removing.release()
 
 
 def note_of(lease: Lease, record: KernelRecord | None) -> dict[str, Any]:
