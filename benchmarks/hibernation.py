@@ -1,7 +1,8 @@
 """Kernels that sleep on disk: to sleep, the image, awake; beside a cold start with the same cells run again.
 
-And the memory of many of them: awake, asleep, and awake again. With a real CRIU, as root; ``CRIU`` names the
-program. The first is measured in turn, in one process, and the second in another one.
+And how they start, cold or prepared, beside a stock kernel; and the memory of many of them: awake, asleep,
+and awake again. With a real CRIU, as root; ``CRIU`` names the program. Each is measured in a process of its
+own, what is compared in turn.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gpu_pool_client import connect
 from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.session import Session, State
+from gpu_pool_provisioner.templates import templates
 
 CRIU = os.environ.get("CRIU", "criu")
 ROUNDS = sized(12, 1)
@@ -52,6 +54,10 @@ KERNELS = sized(50, 3)
 AT_ONCE = 5
 SMALL = "import numpy; kept = numpy.random.default_rng(0).standard_normal(5_000_000)"
 SMALL_LOOK = "assert len(kept) == 5_000_000"
+#: What a kernel that starts runs first, and what a prepared one has imported.
+PRELOAD = "numpy"
+FIRST_CELL = f"import {PRELOAD}"
+STARTS = sized(12, 1)
 #: Seconds without work after which these would go to disk by themselves: they go because of a drain.
 LATER = 3600.0
 
@@ -76,7 +82,17 @@ def run() -> Iterator[Line]:
         f"cold: a stock kernel, then {'; '.join(CELLS)}",
         unit="s",
     )
+    yield from _of_starts(_in_process("starts"))
     yield from _of_memory(_in_process("memory"))
+
+
+def _of_starts(rounds: Sequence[dict[str, list[float]]]) -> Iterator[Line]:
+    """Yield the lines of kernels' starts."""
+    for name, how in (("later", "cold"), ("prepared", "prepared")):
+        for number, what in ((0, "its first cell's reply"), (1, f"the reply to {FIRST_CELL}")):
+            pairs = [(1000 * each[name][number], 1000 * each["stock"][number]) for each in rounds]
+            line = f"start of a kernel that may sleep, {how}, to {what}: to a stock kernel's"
+            yield compared(line, pairs, "medians", unit="ms")
 
 
 def _of_memory(stages: Sequence[Stage]) -> Iterator[Line]:
@@ -129,7 +145,10 @@ def _in_process(what: str) -> Any:
         ours = {"kernel_provisioner": {"provisioner_name": "gpu-pool", "config": config}}
         later = json.loads(json.dumps(ours))
         later["kernel_provisioner"]["config"]["hibernate_after"] = LATER
-        for kernel, metadata in (("stock", {}), ("sleeper", ours), ("later", later)):
+        prepared = json.loads(json.dumps(later))
+        prepared["kernel_provisioner"]["config"]["preload"] = [PRELOAD]
+        kinds = {"stock": {}, "sleeper": ours, "later": later, "prepared": prepared}
+        for kernel, metadata in kinds.items():
             spec = folder / "kernels" / kernel
             spec.mkdir(parents=True)
             (spec / "kernel.json").write_text(
@@ -176,6 +195,35 @@ async def _cold() -> float:
     client.stop_channels()
     await manager.shutdown_kernel(now=True)
     return seconds
+
+
+async def _start(name: str, pid: int = 0) -> list[float]:
+    """Return the seconds of a start to the replies to two cells: one does nothing, and one imports."""
+    began = time.perf_counter()
+    manager, client = await _started(name)
+    await _run(client, "None")
+    seconds = [time.perf_counter() - began]
+    await _run(client, FIRST_CELL)
+    seconds.append(time.perf_counter() - began)
+    assert not pid or manager.provisioner.pid == pid, "a kernel that was prepared was not used"
+    client.stop_channels()
+    await manager.shutdown_kernel(now=True)
+    return seconds
+
+
+async def _starts() -> list[dict[str, list[float]]]:
+    """Return what starts take, of each kind in turn."""
+    kinds = ["stock", "later", "prepared"]
+    for name in kinds:
+        await _start(name)  # imports and caches of this process, and the first is prepared
+    found = []
+    for number in range(STARTS):
+        await _when(lambda: any(each.is_ready for each in templates().all()), "a kernel is prepared")
+        (prepared,) = templates().all()
+        order = kinds[number % 3 :] + kinds[: number % 3]
+        pids = {"prepared": prepared.pid}
+        found.append({name: await _start(name, pids.get(name, 0)) for name in order})
+    return found
 
 
 def _session(manager: AsyncKernelManager) -> Session:
@@ -302,4 +350,4 @@ async def _no_process() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run({"rounds": _rounds, "memory": _memory}[sys.argv[1]]())))
+    print(json.dumps(asyncio.run({"rounds": _rounds, "starts": _starts, "memory": _memory}[sys.argv[1]]())))
