@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
+_ELSEWHERE = ("test_hibernation_killed.py", "test_prepared_kernels.py")
 PAGE = Path(__file__).parents[3] / "docs/administrator/hibernation.md"
 
 
@@ -15,7 +16,7 @@ def test_each_row_names_the_tests_that_try_it() -> None:
     assert len(rows) > 20
     there = {
         name
-        for path in (*HERE.glob("test_*.py"), HERE.parent / "test_hibernation_killed.py")
+        for path in (*HERE.glob("test_*.py"), *map(HERE.parent.joinpath, _ELSEWHERE))
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.M)
     }
     for who, _, tests in rows:
