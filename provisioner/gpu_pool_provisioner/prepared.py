@@ -138,19 +138,15 @@ class PreparedKernel(TemplateProcess):
         if cwd is not None and not Path(cwd).is_dir():
             raise StartColdError(f"there is no folder {cwd}")
 
-    def _take(self, cwd: str | None) -> None:
-        """Have it for this server. Blocks: the user's home may be on another machine."""
-        self._look(cwd)
-        self.kernel.take()
-
     async def taken(self, argv: list[str], environment: Mapping[str, str], cwd: str | None) -> KeptKernel:
         """Return it as a kernel with this command, once it listens.
 
         Raises ``StartColdError`` and ``OSError``, and has ended then.
         """
         try:
-            await asyncio.to_thread(self._take, cwd)
+            await asyncio.to_thread(self._look, cwd)  # the user's home may be on another machine
             await self.fork(argv, environment, cwd or str(Path.cwd()), ())
+            await asyncio.to_thread(self.kernel.take)
         except BaseException:
             self.end()
             raise

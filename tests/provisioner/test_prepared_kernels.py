@@ -111,7 +111,11 @@ async def test_of_two_kernels_at_once_one_was_prepared_and_the_other_starts_cold
 
 @pytest.mark.parametrize("befalls", [signal.SIGKILL, signal.SIGSTOP])
 async def test_one_that_has_died_or_hangs_is_not_used_and_another_takes_its_place(
-    sleepers: Sleepers, manager: Managers, monkeypatch: pytest.MonkeyPatch, befalls: signal.Signals
+    sleepers: Sleepers,
+    manager: Managers,
+    jupyter_env: JupyterEnv,
+    monkeypatch: pytest.MonkeyPatch,
+    befalls: signal.Signals,
 ) -> None:
     name = sleepers()
     prepared = await until_prepared(manager(name))
@@ -119,6 +123,8 @@ async def test_one_that_has_died_or_hangs_is_not_used_and_another_takes_its_plac
     os.kill(prepared.pid, befalls)
     assert not await is_prepared(manager(name))
     assert not is_running(prepared.pid)
+    # What tells the user's other servers of a kernel is there for the two that run.
+    assert len(list((jupyter_env.folder / "data" / "gpu-pool" / "held").iterdir())) == 2
     answers_within(monkeypatch, 20.0)
     await another(prepared.pid)
     assert await is_prepared(manager(name))
