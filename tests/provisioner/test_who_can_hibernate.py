@@ -208,14 +208,14 @@ async def test_that_kernels_with_a_proxy_of_their_own_stay_awake_is_logged(
     tmp_path: Path,
 ) -> None:
     said = "Kernels do not sleep on disk (hibernate_after): those with a proxy of their own"
+    settings = {"PoolSettings": {"default_course": {"hibernate_after": "1h"}}}
+    (tmp_path / "gpu_pool_config.json").write_text(json.dumps(settings))
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     km = manager(jupyter_env.install("independent", argv=TINY, hibernate_after=3600))
     await km.start_kernel(independent=True)
     await answer(km)
     assert len([each for each in caplog.records if each.getMessage().startswith(said)]) == 1
     # One that a frontend starts without us asks its course.
-    settings = {"PoolSettings": {"default_course": {"hibernate_after": "1h"}}}
-    (tmp_path / "gpu_pool_config.json").write_text(json.dumps(settings))
-    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     wrapped = jupyter_env.folder / "data/kernels/wrapped"
     wrapped.mkdir(parents=True)
     spec = {"argv": [*WRAP, "--slice", "2%", "--", *TINY], "display_name": "wrapped", "language": "python"}
