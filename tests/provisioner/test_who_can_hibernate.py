@@ -200,22 +200,24 @@ async def test_that_kernels_in_pods_stay_awake_is_logged(
     assert said == ["Kernels do not sleep on disk (hibernate_after): those in pods stay awake."]
 
 
+WITH_PROXY = "Kernels do not sleep on disk (hibernate_after): those with a proxy of their own"
+
+
 async def test_that_kernels_with_a_proxy_of_their_own_stay_awake_is_logged(
-    jupyter_env: JupyterEnv,
-    manager: Managers,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+    jupyter_env: JupyterEnv, manager: Managers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "Kernels do not sleep on disk (hibernate_after): those with a proxy of their own"
-    settings = {"PoolSettings": {"default_course": {"hibernate_after": "1h"}}}
-    (tmp_path / "gpu_pool_config.json").write_text(json.dumps(settings))
-    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     km = manager(jupyter_env.install("independent", argv=TINY, hibernate_after=3600))
     await km.start_kernel(independent=True)
     await answer(km)
-    assert len([each for each in caplog.records if each.getMessage().startswith(said)]) == 1
-    # One that a frontend starts without us asks its course.
+    assert len([each for each in caplog.records if each.getMessage().startswith(WITH_PROXY)]) == 1
+
+
+async def test_that_kernels_of_a_proxy_alone_stay_awake_is_said_where_their_course_says_when_they_sleep(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = {"PoolSettings": {"default_course": {"hibernate_after": "1h"}}}
+    (tmp_path / "gpu_pool_config.json").write_text(json.dumps(settings))
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     wrapped = jupyter_env.folder / "data/kernels/wrapped"
     wrapped.mkdir(parents=True)
     spec = {"argv": [*WRAP, "--slice", "2%", "--", *TINY], "display_name": "wrapped", "language": "python"}
@@ -225,7 +227,7 @@ async def test_that_kernels_with_a_proxy_of_their_own_stay_awake_is_logged(
     km = manager("wrapped", cache_ports=False)
     await km.start_kernel(stderr=os.open(log, os.O_WRONLY))
     await answer(km)
-    assert said in log.read_text()
+    assert WITH_PROXY in log.read_text()
 
 
 def test_who_does_not_use_it_loads_nothing_of_it() -> None:
