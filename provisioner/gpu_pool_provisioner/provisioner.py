@@ -299,6 +299,14 @@ class GPUPoolProvisioner(SliceSettings):
             await in_background(driver.kept.belong_to(owner))
         return await in_background(driver.leave_image())
 
+    async def note_not_left(self, why: str) -> None:
+        """Have the kernel's notebook told next time that it ended with its server; ``why`` in sentences."""
+        from gpu_pool_provisioner.hibernation import notices
+
+        if self._owner is not None:
+            told = texts.not_left(why)
+            await asyncio.to_thread(notices.write, self._owner, time.time(), "", told)
+
     @property
     def leaves_bytes(self) -> int | None:
         """The most that the kernel takes when it goes to disk at its server's end; None where it does not."""
@@ -431,7 +439,7 @@ class GPUPoolProvisioner(SliceSettings):
 
     async def _find_left(self, driver: SessionDriver, notebook: str) -> None:
         """Let a session begin with the kernel of its notebook that another server has left, if one has."""
-        from gpu_pool_provisioner.hibernation.giving_way import told_once
+        from gpu_pool_provisioner.hibernation import notices
         from gpu_pool_provisioner.hibernation.kept import KeptKernel
         from gpu_pool_provisioner.hibernation.left import Owner
 
@@ -440,7 +448,7 @@ class GPUPoolProvisioner(SliceSettings):
         if self._owner is None or self._started:
             return
         kept = await asyncio.to_thread(KeptKernel.claimed, self._hibernates_by, self._owner)
-        told = await asyncio.to_thread(told_once, self._owner)
+        told = await asyncio.to_thread(notices.take, self._owner)
         if kept is not None and kept.image is not None:
             driver.kept, image, now = kept, kept.image, time.time()
             on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)

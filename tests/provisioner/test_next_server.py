@@ -171,6 +171,26 @@ async def test_an_older_kernel_gives_way_to_one_that_would_be_lost_and_its_noteb
             assert "1\n" in await printed(found, "print(kept)")
 
 
+async def test_one_that_worked_as_its_server_was_stopped_is_told_of_in_its_notebook(
+    jupyter_env: JupyterEnv,
+) -> None:
+    kernel = install(jupyter_env)
+    async with (
+        serving(jupyter_env) as server,
+        page(server, await server.open_notebook("week1.ipynb", kernel)) as found,
+    ):
+        await found.run("import time\nprint(1, flush=True)\ntime.sleep(600)").shows("1")
+    assert not images(jupyter_env)
+    async with (
+        serving(jupyter_env) as server,
+        page(server, await server.open_notebook("week1.ipynb", kernel)) as found,
+    ):
+        told = " ".join((await printed(found, "print(2)")).split())
+        assert "Your kernel from today " in told
+        assert " is gone: it ended with its server. It was at work." in told
+        assert "is gone" not in await printed(found, "print(3)")
+
+
 # -- What servers do, by their kernels' managers -----------------------------------
 
 

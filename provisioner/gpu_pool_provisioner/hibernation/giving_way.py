@@ -6,19 +6,13 @@ next reads of it.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-from jupyter_core.paths import jupyter_data_dir
+from typing import Any, NamedTuple
 
 from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.hibernation import notices
 from gpu_pool_provisioner.hibernation.calling import MissingRoom, Program
 from gpu_pool_provisioner.hibernation.left import (
     Hold,
@@ -31,9 +25,6 @@ from gpu_pool_provisioner.hibernation.left import (
     remove_image,
 )
 from gpu_pool_provisioner.session import texts
-
-#: Seconds after which a notice that nobody has read is removed.
-_KEPT_FOR: Final = 30 * 86_400.0
 
 
 def make_room(program: Program, room: MissingRoom, owner: Owner, is_wanted: Callable[[], bool]) -> bool:
@@ -102,50 +93,13 @@ def gives_way(images: Iterable[Removable], room: MissingRoom) -> list[str]:
 
 def _remove(program: Program, held: Hold, said: dict[str, Any], owner: Owner) -> bool:
     """Remove one, and leave a notice for its owner; whether it is removed."""
-    notice = _note(KernelRecord.read(said["note"]), mib_of(said["image"]), owner)
+    record = KernelRecord.read(said["note"])
+    has, why = record.has_in_words(mib_of(said["image"])), texts.gave_way(Path(owner.notebook).name)
+    notices.write(record.owner, record.at, has, why)
     if not remove_image(program, held.kernel):
-        if notice is not None:
-            notice.unlink(missing_ok=True)
+        notices.take(record.owner)
         held.let_go()
         return False
     get_logger().info("A kernel on disk gave way to a later one of its user: %s", held.kernel)
     held.remove()
     return True
-
-
-def told_once(owner: Owner) -> str:
-    """Return what the owner reads, once, of a kernel that has given way; empty where none has. Blocks."""
-    path = _notice_of(owner)
-    try:
-        said = json.loads(path.read_text())
-        record = KernelRecord(owner, "", "", {}, said["count"], said["at"])
-        told = texts.gave_way(record.in_words(said["mib"], time.time()), Path(said["to"]).name)
-    except (OSError, ValueError, KeyError, TypeError):
-        told = ""
-    with suppress(OSError):
-        path.unlink()
-    return told
-
-
-def _note(record: KernelRecord, mib: int, to: Owner) -> Path | None:
-    """Write down that a kernel gives way, for who opens its notebook; return where, if that can be."""
-    path = _notice_of(record.owner)
-    said = {"at": record.at, "count": record.count, "mib": mib, "to": to.notebook}
-    try:
-        path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        for each in path.parent.iterdir():
-            if time.time() - each.stat().st_mtime > _KEPT_FOR:
-                each.unlink(missing_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent)
-        with open(descriptor, "w") as file:
-            json.dump(said, file)
-        Path(draft).replace(path)
-    except OSError as error:
-        get_logger().warning("That a kernel on disk gives way could not be noted: %s", error)
-        return None
-    return path
-
-
-def _notice_of(owner: Owner) -> Path:
-    name = hashlib.sha256(json.dumps(asdict(owner), sort_keys=True).encode()).hexdigest()[:32]
-    return Path(jupyter_data_dir(), "gpu-pool", "gave-way", name)

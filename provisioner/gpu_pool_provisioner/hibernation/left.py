@@ -72,14 +72,10 @@ class KernelRecord:
     #: When it fell asleep, in Unix seconds.
     at: float = 0.0
 
-    def in_words(self, mib: int, now: float) -> str:
-        """Say since when it sleeps and what it has, as its user reads it. Times are Unix seconds."""
-        at, today = time.localtime(self.at), time.localtime(now)
-        days = date(*today[:3]) - date(*at[:3])
-        day = {0: "today", 1: "yesterday"}.get(days.days) or time.strftime("%-d %B", at)
+    def has_in_words(self, mib: int) -> str:
+        """Say what it has, as its user reads it."""
         has = [] if self.count is None else [f"{self.count} variable{'' if self.count == 1 else 's'}"]
-        has.append(memory_in_words(mib))
-        return texts.left(f"{day} {time.strftime('%H:%M', at)}", ", ".join(has))
+        return ", ".join([*has, memory_in_words(mib)])
 
     @classmethod
     def read(cls, note: Mapping[str, Any]) -> KernelRecord:
@@ -148,7 +144,7 @@ class LeftImage:
 
     def in_words(self, now: float) -> str:
         """Say since when it sleeps and what it has, as its user reads it. Times are Unix seconds."""
-        return self.record.in_words(self.mib, now)
+        return texts.left(day_in_words(self.record.at, now), self.record.has_in_words(self.mib))
 
     def note_use(self) -> None:
         """Note that somebody has it now: from then on it counts how long nobody has. Blocks."""
@@ -164,6 +160,14 @@ class LeftImage:
         except ProgramRefused as error:
             raise OSError(error.errno, str(error)) from error
         remove_others(self._program, self.held.kernel, owner)
+
+
+def day_in_words(at: float, now: float) -> str:
+    """Say when something was, as a user reads it: ``yesterday 18:02``. Times are Unix seconds."""
+    then, today = time.localtime(at), time.localtime(now)
+    days = date(*today[:3]) - date(*then[:3])
+    day = {0: "today", 1: "yesterday"}.get(days.days) or time.strftime("%-d %B", then)
+    return f"{day} {time.strftime('%H:%M', then)}"
 
 
 def mib_of(image: Mapping[str, Any]) -> int:

@@ -93,7 +93,7 @@ ASLEEP: Final = (
 
 def left(since: str, has: str) -> str:
     """Say which kernel another server has left; ``since`` when it fell asleep, and what it ``has``."""
-    return f"from {since} ({has})"
+    return f"from {since} ({has})" if has else f"from {since}"
 
 
 def of_before(which: str) -> str:
@@ -104,12 +104,19 @@ def of_before(which: str) -> str:
     )
 
 
-def gave_way(which: str, notebook: str) -> str:
-    """Say that a kernel of before was removed for a later one; ``which`` is as :func:`left` says."""
-    return (
-        f"Your kernel {which} is gone: there was no room on disk for it and for that of {notebook}, "
-        "which was used after it."
-    )
+def is_gone(which: str, why: str) -> str:
+    """Say that a kernel of before is no more; ``which`` is as :func:`left` says, ``why`` a sentence's end."""
+    return f"Your kernel {which} is gone: {why}"
+
+
+def gave_way(notebook: str) -> str:
+    """Say why a kernel on disk was removed for a later one."""
+    return f"there was no room on disk for it and for that of {notebook}, which was used after it."
+
+
+def not_left(why: str) -> str:
+    """Say why a kernel is not on disk for the next server; ``why`` is in sentences."""
+    return f"it ended with its server. {why}"
 
 
 def goes_on(which: str) -> str:
