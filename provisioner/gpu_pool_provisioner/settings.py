@@ -270,7 +270,8 @@ class SliceSettings(LocalProvisioner):
         forked from a process of this server that has imported these modules: a warm
         kernel. What differs between kernels, such as environment and random numbers,
         differs here, too; whatever is in doubt starts as always. See "Warm kernels" in
-        the documentation.
+        the documentation. A kernel that may sleep on disk is not forked: the server keeps
+        one process that has imported them, and that becomes the next such kernel.
         """,
     )
     preload_with_server = Bool(
@@ -287,7 +288,8 @@ class SliceSettings(LocalProvisioner):
         min=0,
         max=64,
         config=True,
-        help="How many processes this server keeps from which warm kernels are forked. At most 64.",
+        help="How many processes this server keeps from which warm kernels are forked, or that become one. "
+        "At most 64.",
     )
     max_template_mib = WholeNumber(
         4096,

@@ -95,6 +95,8 @@ def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     sleeps = session.hibernate_after, session.can_hibernate
     idling, told = idle.begun(event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1])
     reports = [session.hibernation(is_for_now=True)] if session.can_hibernate else []
+    if event.lease.hibernation is not None and not session.can_hibernate:  # that was the kernel before
+        reports = [session.hibernation(texts.CANNOT_SLEEP)]
     went_on = texts.went_on(session.left) if session.left else ""
     tells = [do.Tell(text) for text in (session.exit_message, went_on, *told) if text]
     return replace(running, idling=idling), (*reports, *tells, do.PassOn())

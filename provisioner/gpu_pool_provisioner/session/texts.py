@@ -156,6 +156,7 @@ MACHINE_IS_EMPTIED: Final = (
 
 #: Said in the log where kernels are to sleep on disk, and do not; and why not.
 STAY_AWAKE: Final = "Kernels do not sleep on disk (hibernate_after): %s"
+CANNOT_SLEEP: Final = "it was started while its server could put none to disk; its log says why."
 AWAKE_IN_POD: Final = "those in pods stay awake."
 AWAKE_WITH_PROXY: Final = "those with a proxy of their own (independent, --wrap) stay awake."
 

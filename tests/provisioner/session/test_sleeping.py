@@ -168,6 +168,12 @@ def test_the_pool_knows_of_each_kernel_that_can_go_to_disk() -> None:
         assert reported(due) == said
 
 
+def test_the_pool_knows_that_a_restarted_kernel_cannot_though_the_one_before_could() -> None:
+    before = replace(HELD, hibernation=Hibernation(is_for_now=True))
+    _, due = step(after(a_session(), *STARTED[:-1]), events.Ready(before), 0.0)
+    assert reported(due) == [Hibernation(None, texts.CANNOT_SLEEP)]
+
+
 def test_when_its_device_is_drained_for_that_it_goes_to_disk_once_it_is_idle() -> None:
     session = after(replace(a_kept_one(), hibernate_after=None), *STARTED)
     session, due = step(session, events.Observed(DRAINED, True, 0.0, UNUSED), 3.0)
