@@ -586,7 +586,8 @@ class GPUPoolProvisioner(SliceSettings):
             kept = driver.kept = KeptKernel(self._hibernates_by)
             self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
         if self.preload is not None:
-            templates().note_kernel(kept.pid)
+            kept.note_process = templates().note_kernel
+            kept.note_process(kept.pid)
         kept.record = record
         outlives = record is not None
         driver.session = replace(driver.session, can_hibernate=True, image_outlives_server=outlives)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -82,6 +82,8 @@ class KeptKernel:
         self._goes_on = False
         #: What the next server must know of it; None where its images end with this process.
         self.record: left.KernelRecord | None = None
+        #: Is told the pid of each process that it gets.
+        self.note_process: Callable[[int], object] = lambda _: None
         #: Whether it ends unless it goes to disk, as its server does.
         self.would_be_lost = False
         #: What changes in its environment where it goes on from another server's image.
@@ -180,6 +182,10 @@ class KeptKernel:
             process = Process.of(stays.answer["pid"])
             if process is not None and not self._is_over:
                 self._stays, self._process, self._first = stays, ContinuedProcess(process), first
+                if self._is_over:  # by now
+                    self.end()
+                    raise ProgramRefused("it was ended.")
+                self.note_process(process.pid)
                 return process.pid
         stays.let_go()
         raise ProgramRefused("it was ended." if self._is_over else "it ended at once.")
