@@ -22,21 +22,20 @@ that asks for the slice itself and gives it back, and here it is the stock provi
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jupyter_client.connect import KernelConnectionInfo, port_names
 from jupyter_client.localinterfaces import is_local_ip
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import (
     EndReason,
@@ -65,14 +64,11 @@ from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.messages import introduction
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, accept_resize_requests
 from gpu_pool_provisioner.session import Session, SessionTimes, State, events, texts
-from gpu_pool_provisioner.session.session import MARGIN, OnDisk
+from gpu_pool_provisioner.session.session import MARGIN
 from gpu_pool_provisioner.settings import SESSION_VARIABLE, SliceSettings, kernel_name, notebook_of
-from gpu_pool_provisioner.templates import Kind, TemplateProcess, templates
+from gpu_pool_provisioner.sleeping import Sleep
+from gpu_pool_provisioner.templates import TemplateProcess, templates
 from gpu_pool_provisioner.wait_log import WaitLog
-
-if TYPE_CHECKING:  # few kernels sleep
-    from gpu_pool_provisioner.hibernation.kept import KeptKernel, Program
-    from gpu_pool_provisioner.hibernation.left import Owner
 
 #: Seconds that a kernel in a pod has to end by itself: its end is heard of through the cluster.
 _POD_ENDS_WITHIN: Final = 10.0
@@ -84,8 +80,6 @@ _SHUT_DOWN: Final = (State.DOWN, State.RESTARTING, State.ENDED)
 _KILLED_WITHIN: Final = 5.0
 #: Where :meth:`GPUPoolProvisioner.get_provisioner_info` says which process is the proxy of a kernel.
 _PROXY: Final = "gpu_pool_proxy"
-#: Why kernels do not sleep here, as far as that was logged.
-_logged: Final[set[str]] = set()
 
 
 class GPUPoolProvisioner(SliceSettings):
@@ -111,9 +105,6 @@ class GPUPoolProvisioner(SliceSettings):
     _proxy_connection: KernelConnectionInfo | None = None
     #: The kernel's proxy where that is a process of its own, which outlives this one.
     _proxy: Process | None = None
-    #: Whether it may sleep on disk; and whose it is there, where it outlives its server.
-    _sleeps = False
-    _owner: Owner | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Take a slice, or keep the one from before a restart, and prepare the launch.
@@ -289,29 +280,17 @@ class GPUPoolProvisioner(SliceSettings):
         To be called when the server ends, before kernels are shut down: those go to disk that are idle.
         ``notebook`` is its path, where that may be another one by now. Raises ``OSError``.
         """
-        from gpu_pool_provisioner.hibernation.left import Owner
-
-        driver, owner = self._driver, Owner.of(notebook, self.parent.kernel_name, os.environ)
-        if driver is None or driver.kept is None:
-            return ""
-        if owner is not None and owner != self._owner:
-            self._owner = owner
-            await in_background(driver.kept.belong_to(owner))
-        return await in_background(driver.leave_image())
-
-    async def note_not_left(self, why: str) -> None:
-        """Have the kernel's notebook told next time that it ended with its server; ``why`` in sentences."""
-        from gpu_pool_provisioner.hibernation import notices
-
-        if self._owner is not None:
-            told = texts.not_left(why)
-            await asyncio.to_thread(notices.write, self._owner, time.time(), "", told)
+        return await self.sleep.leave(self._driver, notebook)
 
     @property
     def leaves_bytes(self) -> int | None:
         """The most that the kernel takes when it goes to disk at its server's end; None where it does not."""
-        kept = self._driver.kept if self._driver is not None else None
-        return None if kept is None or self._owner is None else kept.needs_bytes
+        return self.sleep.leaves_bytes(self._driver)
+
+    @functools.cached_property
+    def sleep(self) -> Sleep:
+        """What is done for its kernel to sleep on disk."""
+        return Sleep(self)
 
     async def start_template(self, cmd: list[str]) -> TemplateProcess | None:
         """Start the template of such kernels before there is one; return it, or None where none is started.
@@ -327,13 +306,8 @@ class GPUPoolProvisioner(SliceSettings):
         lease = expected_lease(parse_request(self.slice), self.holder(), status)
         on_slice = SliceEnvironment(cmd, environment, lease)
         kwargs = {"env": {**environment, **on_slice.variables}}
-        find: Callable[..., Kind] = Kind.of
-        if (self.hibernate_after or self.hibernate_with_server) and not await self._why_it_cannot_sleep():
-            from gpu_pool_provisioner.prepared import kind_of
-
-            find = partial(kind_of, self._hibernates_by)
         settings = self.template_settings()
-        kind = partial(find, on_slice.command, kwargs, settings)
+        kind = partial(await self.sleep.kind_of_template(), on_slice.command, kwargs, settings)
         return await asyncio.to_thread(templates().start_before_kernels, kind, settings)
 
     async def _check_slice(self) -> None:
@@ -349,8 +323,8 @@ class GPUPoolProvisioner(SliceSettings):
     async def _launch_proxy(self, cmd: list[str], kwargs: dict[str, Any]) -> KernelConnectionInfo:
         """Launch a kernel that outlives this process: its proxy, which launches it."""
         spec = self.kernel_spec
-        if self.hibernate_after or self.hibernate_with_server:
-            self._log_awake(texts.AWAKE_WITH_PROXY)
+        if self.sleep.is_asked_for:
+            self.sleep.log_awake(texts.AWAKE_WITH_PROXY)
         options = {"--slice": self.slice, "--name": spec.display_name, "--language": spec.language}
         proxy = [sys.executable, "-m", "gpu_pool_provisioner.wrap", "--independent"]
         proxy += [f"{option}={value}" for option, value in options.items()]
@@ -380,12 +354,7 @@ class GPUPoolProvisioner(SliceSettings):
         try:
             if self._driver is None or self._driver.session.state is State.ENDED:
                 self._driver = self._new_driver(self.session.lease_id if self.session else None)
-                wanted = self.hibernate_after or self.hibernate_with_server
-                self._sleeps = bool(wanted) and await self._can_sleep()
-                if not self._sleeps:
-                    self._driver.session = replace(self._driver.session, hibernate_after=None)
-                elif self.hibernate_with_server and not self.is_unattended:
-                    await self._find_left(self._driver, notebook)
+                await self.sleep.begin(self._driver, notebook, is_first=not self._started)
             self._asked_at = time.monotonic()
             asking = self._driver.ask(self.times.answers_within, within=None if waits else self.wait_timeout)
             await in_background(asking)
@@ -399,64 +368,10 @@ class GPUPoolProvisioner(SliceSettings):
             *(request, self._grace, self.outage_timeout),
             times=self.times,
             lease_id=lease_id,
-            hibernate_after=self._hibernates_after,
+            hibernate_after=self.sleep.after,
         )
         name = self.notebook or kernel_name(self.kernel_spec.display_name)
         return SessionDriver(session, self.url, self.holder, name)
-
-    @property
-    def _hibernates_after(self) -> float | None:
-        return float(self.hibernate_after) or None if is_ipython(self.kernel_spec.argv) else None
-
-    async def _can_sleep(self) -> bool:
-        """Whether such a kernel can sleep here; where it can't, log once why."""
-        why = await self._why_it_cannot_sleep()
-        if why:
-            self._log_awake(why)
-        return not why
-
-    def _log_awake(self, why: str) -> None:
-        """Log, once, why kernels stay awake that are to sleep on disk."""
-        if why not in _logged:
-            _logged.add(why)
-            EscapingLogger(self.log).warning(texts.STAY_AWAKE, why)
-
-    async def _why_it_cannot_sleep(self) -> str:
-        """Return why no kernel of this kernelspec can sleep here, in a sentence; empty where one can."""
-        if not is_ipython(self.kernel_spec.argv):
-            return f"{self.kernel_spec.display_name} is no IPython kernel, and only those can."
-        from gpu_pool_provisioner.hibernation.kept import why_not
-
-        by = self._hibernates_by
-        return await asyncio.to_thread(why_not, by.criu, by.installed, by.folder)
-
-    async def _sleep_as_its_course_says(self, driver: SessionDriver, after: float | None) -> None:
-        """Let the kernel that is about to begin sleep, where no setting says when, and where it can."""
-        if after is None or self.hibernate_after:
-            return
-        if await self._can_sleep():
-            driver.session = replace(driver.session, hibernate_after=after, sleeps_by_terms=True)
-
-    async def _find_left(self, driver: SessionDriver, notebook: str) -> None:
-        """Let a session begin with the kernel of its notebook that another server has left, if one has."""
-        from gpu_pool_provisioner.hibernation import notices
-        from gpu_pool_provisioner.hibernation.kept import KeptKernel
-        from gpu_pool_provisioner.hibernation.left import Owner
-
-        self._owner = Owner.of(notebook, self.parent.kernel_name, os.environ)
-        driver.outlives_server = self._owner is not None
-        if self._owner is None or self._started:
-            return
-        kept = await asyncio.to_thread(KeptKernel.claimed, self._hibernates_by, self._owner)
-        told = await asyncio.to_thread(notices.take, self._owner)
-        if kept is not None and kept.image is not None:
-            driver.kept, image, now = kept, kept.image, time.time()
-            on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)
-            driver.session = replace(driver.session, left=image.in_words(now), on_disk=on_disk)
-            # Frontends get the key with which the kernel goes on: what they say is relayed as it is.
-            self.parent.session.key = kept.image.record.key.encode()
-        elif told:
-            driver.session = replace(driver.session, exit_message=told)
 
     async def _until_running(self, driver: SessionDriver) -> None:
         """Wait for a kernel that nobody watches, so that its cells need not. Raises why it does not run."""
@@ -529,12 +444,15 @@ class GPUPoolProvisioner(SliceSettings):
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self.parent.kernel_spec_manager.kernel_dirs),
         }
         await self._end_previous()
-        await self._sleep_as_its_course_says(driver, lease.terms.hibernate_after)
+        await self.sleep.follow_terms(driver, lease.terms)
         if self._resize_requests is not None and lease.limit_mib and on_slice.takes_changes:
             self._resize_requests.open_changes()
         kwargs = {**kwargs, "env": {**environment, **ours}}
-        if (self._sleeps or driver.session.hibernate_after) and backend.connection["transport"] == "ipc":
-            return await self._launch_kept(driver, on_slice.command, kwargs, ours, backend)
+        if self.sleep.is_for(driver) and backend.connection["transport"] == "ipc":
+            kept = await self.sleep.launch(driver, on_slice.command, kwargs, ours, backend)
+            # Signals go to the process that it has then.
+            self.process, self.pid, self.pgid = kept, kept.pid, None  # type: ignore[assignment]
+            return kept.pid
         driver.session = replace(driver.session, can_hibernate=False, image_outlives_server=False)
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
@@ -548,53 +466,6 @@ class GPUPoolProvisioner(SliceSettings):
         assert self.process is not None
         return int(self.process.pid)
 
-    @property
-    def _hibernates_by(self) -> Program:
-        from gpu_pool_provisioner.hibernation.kept import Program
-
-        folder = self.hibernation_folder or str(Path(jupyter_data_dir(), "gpu-pool", "asleep"))
-        return Program(self.criu, folder, self.hibernation_mib, self.hibernation_program)
-
-    async def _launch_kept(
-        self,
-        driver: SessionDriver,
-        cmd: list[str],
-        kwargs: dict[str, Any],
-        variables: dict[str, str],
-        backend: BackendConnection,
-    ) -> int:
-        """Launch a kernel that may sleep on disk, or wake one that another server has left; return its pid.
-
-        ``variables`` are those of its slice. Raises ``OSError``, and ``CannotWakeError``.
-        """
-        from gpu_pool_provisioner.hibernation.kept import KeptKernel
-        from gpu_pool_provisioner.hibernation.left import KernelRecord
-
-        connection, image = backend.connection, driver.kept.image if driver.kept is not None else None
-        record = None
-        if self._owner is not None:
-            record = KernelRecord(self._owner, connection["ip"], connection["key"], variables)
-        if driver.kept is not None and image is not None:
-            kept, before = driver.kept, image.record.variables
-            names = {**before, **variables}
-            kept.changed = {name: (before.get(name), variables.get(name)) for name in names}
-            self.pid = await kept.wake()
-        elif (prepared := await self._prepared_kernel(cmd, kwargs)) is not None:
-            kept = driver.kept = prepared
-            self.pid = kept.pid
-        else:
-            kept = driver.kept = KeptKernel(self._hibernates_by)
-            self.pid = await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
-        if self.preload is not None:
-            kept.note_process = templates().note_kernel
-            kept.note_process(kept.pid)
-        kept.record = record
-        outlives = record is not None
-        driver.session = replace(driver.session, can_hibernate=True, image_outlives_server=outlives)
-        # Signals go to the process that it has then.
-        self.process, self.pgid = kept, None  # type: ignore[assignment]
-        return kept.pid
-
     async def _end_previous(self) -> None:
         """Reap the previous process; kill it if it lives, as two concurrent restarts would orphan it."""
         previous, give_up_at = self.process, time.monotonic() + _KILLED_WITHIN
@@ -605,14 +476,6 @@ class GPUPoolProvisioner(SliceSettings):
     async def _fork_kernel(self, cmd: list[str], kwargs: dict[str, Any]) -> ForkedProcess | None:
         """Return a warm kernel's process; None where the kernel must start cold."""
         return await templates().start_kernel(cmd, self._scrub_kwargs(kwargs), self.template_settings())
-
-    async def _prepared_kernel(self, cmd: list[str], kwargs: dict[str, Any]) -> KeptKernel | None:
-        """Return a prepared kernel that may sleep on disk; None where the kernel must start cold."""
-        if self.preload is None:
-            return None
-        from gpu_pool_provisioner.prepared import prepared_kernel
-
-        return await prepared_kernel(self._hibernates_by, cmd, kwargs, self.template_settings())
 
     async def _start_in_proxy(self, cmd: list[str], kwargs: dict[str, Any]) -> SessionDriver:
         """Let a proxy launch the kernel and answer for it: a new one, or after a restart the same one.
@@ -651,9 +514,8 @@ class GPUPoolProvisioner(SliceSettings):
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
     ) -> KernelCommand:
         lease = self.session.lease if self.session is not None else None
-        by_course = lease is not None and lease.terms.hibernate_after
-        if self.hibernate_after or self.hibernate_with_server or by_course:
-            self._log_awake(texts.AWAKE_IN_POD)
+        if self.sleep.is_asked_for or (lease is not None and lease.terms.hibernate_after):
+            self.sleep.log_awake(texts.AWAKE_IN_POD)
         file = os.path.realpath(self.parent.connection_file)
         argv = self.pod_argv or pod_command.command_in_pod(cmd, file)
         variables = pod_command.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)

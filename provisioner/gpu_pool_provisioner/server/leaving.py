@@ -26,7 +26,7 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
             why = await kernel.leave_image(paths.get(str(kernel.kernel_id), ""))
         if why:
             server.log.warning("The kernel of %s ends with this server. %s", kernel.notebook, why)
-            await kernel.note_not_left(why)
+            await kernel.sleep.note_not_left(why)
         else:
             server.log.info("The kernel of %s is on disk, for the next server.", kernel.notebook)
 
@@ -36,7 +36,7 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
         task.cancel()
         kernel, why = tasks[task], f"{within:g} seconds were too few to put it on disk."
         server.log.warning("The kernel of %s ends with this server. %s", kernel.notebook, why)
-        await kernel.note_not_left(why)
+        await kernel.sleep.note_not_left(why)
     for task in done:
         if (error := task.exception()) is not None:
             server.log.error("A kernel ends with this server: %r", error)
