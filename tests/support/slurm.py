@@ -33,6 +33,9 @@ from pathlib import Path
 from support.namespaces import Machine, may_make_machines, node
 from support.ports import free_ports
 
+#: Of the repository, in which our packages are, and mostly the environment.
+_ROOT = Path(__file__).parents[2]
+
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
 #: The host name of the second machine.
 FAR = "far"
@@ -255,9 +258,10 @@ def slurm_cluster(
 def far_node(shared: Path) -> Iterator[Machine]:
     """Make a machine for ``n2`` that has the same folder ``shared``, and else other temporary files.
 
-    Of the first one's it has the Python that runs the tests as well, as clusters have it on all nodes.
+    Of the first one's it has the Python that runs the tests as well, as clusters have it on all nodes, and
+    what that is made of, which may be below /tmp.
     """
-    with node(FAR, (shared, Path(sys.prefix)), ("/tmp", "/run", "/dev/shm", "/var/spool")) as made:
+    with node(FAR, (shared, Path(sys.prefix), _ROOT), ("/tmp", "/run", "/dev/shm", "/var/spool")) as made:
         yield made
 
 
