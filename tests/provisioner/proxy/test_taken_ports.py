@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ if launches < int(times):
     ports = [str(port) for name, port in info.items() if name.endswith("_port")]
     heard = os.open(f"{folder}/{launches}", os.O_WRONLY | os.O_APPEND)
     words = [sys.executable, thief, "65534", str(heard), info["ip"], *ports]
-    subprocess.Popen(words, pass_fds=[heard], process_group=0)
+    other = subprocess.Popen(words, pass_fds=[heard], process_group=0)
+    with open(f"{folder}.pids", "a") as pids:
+        print(other.pid, file=pids)
     while not open(f"{folder}/{launches}").read():
         pass
 os.execv(kernel[0], kernel)
@@ -48,9 +51,12 @@ def taken(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "launches"
     folder.mkdir()
     yield folder
-    for process in psutil.process_iter(["uids", "cmdline"]):
-        if process.info["uids"].real == NOBODY and "port_thief" in " ".join(process.info["cmdline"] or ()):
-            process.kill()
+    pids = folder.with_suffix(".pids")  # another test's, which runs beside this one, are not ended
+    for pid in pids.read_text().split() if pids.exists() else ():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(int(pid))
+            if "port_thief" in " ".join(process.cmdline()):
+                process.kill()
 
 
 def thief() -> str:
