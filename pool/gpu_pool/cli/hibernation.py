@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -89,7 +89,7 @@ def _programs(parent: str = "") -> list[Program]:
         return [Program(installed=each) for each in _installed()]
     if parent:
         return [Program(folder=parent)]
-    named = [str(each.get("hibernation_folder") or "") for each in _configs()]
+    named = [str(each.get("hibernation_folder") or "") for each in _read().configs]
     # Where those of other users sleep the program knows by its settings.
     return [Program(folder=each) for each in dict.fromkeys((folder(), *filter(os.path.isabs, named), ""))]
 
@@ -98,41 +98,46 @@ def _installed() -> list[str]:
     """Return the programs by which this user's kernels sleep: the kernelspecs', and the usual one."""
     from gpu_pool_provisioner.hibernation.calling import INSTALLED
 
-    said = [str(each.get("hibernation_program") or INSTALLED) for each in _configs()]
+    said = [str(each.get("hibernation_program") or INSTALLED) for each in _read().configs]
     return [each for each in dict.fromkeys((*said, INSTALLED)) if Path(each).exists()]
 
 
-def _kernelspecs() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the kernelspecs of our provisioner, each with its settings: its own, and the server's."""
+class _Said(NamedTuple):
+    """What is said of kernels that sleep: read once, since a server's configuration may be a program."""
+
+    #: For all kernels, by the Jupyter server.
+    server: dict[str, Any]
+    #: The kernelspecs of our provisioner, each with the settings of its kernels: its own, or the server's.
+    kernelspecs: list[tuple[dict[str, Any], dict[str, Any]]]
+
+    @property
+    def configs(self) -> list[dict[str, Any]]:
+        """Of the server, and of each kernelspec."""
+        return [self.server, *(config for _, config in self.kernelspecs)]
+
+
+def _read() -> _Said:
+    """Read what is said of kernels that sleep, as far as it can be read; what cannot, others say."""
     from jupyter_client.kernelspec import KernelSpecManager
 
-    try:
+    from gpu_pool.settings import load_config
+
+    server = dict[str, Any]()
+    with suppress(GpuPoolError):
+        config = load_config("jupyter_config", "jupyter_server_config")
+        server = {
+            name: value for name, value in config.GPUPoolProvisioner.items() if isinstance(value, _PLAIN)
+        }
+    specs = list[dict[str, Any]]()
+    with suppress(RuntimeError):  # without a home there is no folder of Jupyter's
         specs = [each["spec"] for each in KernelSpecManager().get_all_specs().values()]
-    except RuntimeError:  # without a home there is no folder of Jupyter's, which other checks say
-        return []
-    server = _of_server()
     stanzas = [each.get("metadata", {}).get("kernel_provisioner") or {} for each in specs]
-    return [
+    kernelspecs = [
         (spec, {**server, **(stanza.get("config") or {})})
         for spec, stanza in zip(specs, stanzas, strict=True)
         if stanza.get("provisioner_name") == "gpu-pool"
     ]
-
-
-def _configs() -> list[dict[str, Any]]:
-    """Return the settings of the provisioner: a server's, and those that kernelspecs say otherwise."""
-    return [_of_server(), *(config for _, config in _kernelspecs())]
-
-
-def _of_server() -> dict[str, Any]:
-    """Return what a Jupyter server's configuration says of the provisioner, where it can be read."""
-    from gpu_pool.settings import load_config
-
-    try:
-        config = load_config("jupyter_config", "jupyter_server_config")
-    except GpuPoolError:  # the server says so itself
-        return {}
-    return {name: value for name, value in config.GPUPoolProvisioner.items() if isinstance(value, _PLAIN)}
+    return _Said(server, kernelspecs)
 
 
 def images(programs: Iterable[Program]) -> tuple[list[str], list[Image]]:
@@ -185,9 +190,10 @@ def check_hibernation(criu: str) -> Iterator[Check]:
     """
     from gpu_pool.cli.checks import Check
 
+    said = _read()
     if not criu:
-        yield from _other_kernels()
-    wanted = [(criu, "", each) for each in _called()] if criu else _settings()
+        yield from _other_kernels(said)
+    wanted = [(criu, "", each) for each in _called(said)] if criu else _settings(said)
     for program, parent, called in dict.fromkeys(wanted):
         from gpu_pool_provisioner.hibernation.calling import INSTALLED, why_not
 
@@ -203,25 +209,21 @@ def check_hibernation(criu: str) -> Iterator[Check]:
         yield from _disk(parent or folder())
 
 
-def _settings() -> list[tuple[str, str, str]]:
+def _settings(said: _Said) -> list[tuple[str, str, str]]:
     """Return CRIU, the folder and the program of the kernels that sleep, by the server or a kernelspec."""
-    server = _of_server()
-    wanted = [server] if _is_of_a_course() or _is_to_sleep(server) else []
-    found = []
-    for config in (*wanted, *(config for spec, config in _kernelspecs() if _is_ipython(spec))):
-        if config is server or _is_to_sleep(config):
-            names = ("criu", "hibernation_folder", "hibernation_program")
-            criu, parent, program = (str(config.get(name) or "") for name in names)
-            found.append((criu or "criu", parent, program))
-    return found
+    wanted = [said.server] if _is_of_a_course() or _is_to_sleep(said.server) else []
+    wanted += [config for spec, config in said.kernelspecs if _is_ipython(spec) and _is_to_sleep(config)]
+    names = ("criu", "hibernation_folder", "hibernation_program")
+    found = [tuple(str(config.get(name) or "") for name in names) for config in wanted]
+    return [(criu or "criu", parent, program) for criu, parent, program in found]
 
 
-def _called() -> list[str]:
+def _called(said: _Said) -> list[str]:
     """Return the programs that settings name for kernels that sleep; "" is the usual one. Root calls none."""
     if os.geteuid() == 0:
         return [""]
-    said = (str(each.get("hibernation_program") or "") for each in _configs() if _is_to_sleep(each))
-    return list(dict.fromkeys(said)) or [""]
+    named = [str(each.get("hibernation_program") or "") for each in said.configs if _is_to_sleep(each)]
+    return list(dict.fromkeys(named)) or [""]
 
 
 def _is_to_sleep(config: dict[str, Any]) -> bool:
@@ -235,17 +237,17 @@ def _is_ipython(spec: dict[str, Any]) -> bool:
     return wrap_argv(argv, installed=True) != argv
 
 
-def _other_kernels() -> Iterator[Check]:
+def _other_kernels(said: _Said) -> Iterator[Check]:
     """Name the kernelspecs whose kernels are to sleep, and never do."""
     from gpu_pool.cli.checks import Check
 
-    for spec, _ in _kernelspecs():
+    for spec, _ in said.kernelspecs:
         own = spec["metadata"]["kernel_provisioner"].get("config") or {}
         named = [name for name in _ASKS_FOR_SLEEP if own.get(name)]  # what holds for all is of use to others
         if named and not _is_ipython(spec):
-            name, said = safe(str(spec.get("display_name", ""))), " and ".join(named)
-            text = f"kernels of {name} do not sleep on disk ({said}): only IPython kernels can"
-            yield Check("hibernation", "note", text, f"Remove {said} from that kernelspec.")
+            name, settings = safe(str(spec.get("display_name", ""))), " and ".join(named)
+            text = f"kernels of {name} do not sleep on disk ({settings}): only IPython kernels can"
+            yield Check("hibernation", "note", text, f"Remove {settings} from that kernelspec.")
 
 
 def _is_of_a_course() -> bool:
