@@ -16,6 +16,8 @@ NOTICE_VARIABLE: Final = "GPU_POOL_NOTICE"
 #: The entry-point group of callables that add to a kernel's command what it loads for its user,
 #: and what sets the limits of frameworks that read none from the environment.
 LAUNCHERS: Final = "gpu_pool.kernel_launchers"
+#: By which a kernel knows the process that has started it, with which it ends.
+PARENT_VARIABLE: Final = "JPY_PARENT_PID"
 
 
 class SliceEnvironment:

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.environment import PARENT_VARIABLE
 from gpu_pool_provisioner.folders import HeldFolder
-from gpu_pool_provisioner.hibernation.kept import PARENT_VARIABLE, KeptKernel, Program
+from gpu_pool_provisioner.hibernation.kept import KeptKernel, Program
 from gpu_pool_provisioner.templates import Kind, StartColdError, TemplateProcess, TemplateSettings, templates
 
 #: How the names of folders begin in which it is waited for a process that was started.

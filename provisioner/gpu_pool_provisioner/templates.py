@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpu_pool_client import _procfs
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.environment import LAUNCHERS
+from gpu_pool_provisioner.environment import LAUNCHERS, PARENT_VARIABLE
 from gpu_pool_provisioner.forked import ForkedProcess, Streams, adopting, unwanted_groups, wait_for_unwanted
 
 if TYPE_CHECKING:  # few kernels sleep
@@ -498,7 +498,7 @@ def _times_of_children(others: Iterable[int] = ()) -> dict[int, float]:
 
 def _environment(kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Return a kernel's environment as ``launch_kernel`` completes it."""
-    return {**kwargs["env"], "JPY_PARENT_PID": str(os.getpid())}
+    return {**kwargs["env"], PARENT_VARIABLE: str(os.getpid())}
 
 
 @functools.cache

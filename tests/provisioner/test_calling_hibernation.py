@@ -105,6 +105,22 @@ def lease() -> Lease:
     return Lease("1-a", "", parse_request("2%"), Holder("ada"), LeaseState.HELD, 0.0)
 
 
+async def test_whoever_is_to_know_hears_of_each_process_that_it_gets(there: Path) -> None:
+    kept, heard = KeptKernel(Program(installed=str(there / "program"))), list[int]()
+    kept.note_process = heard.append
+    await kept.launch(["kernel"], {}, None)
+    assert heard == [kept.pid]
+    kept.end()
+
+
+async def test_a_kernel_that_is_ended_before_it_has_begun_is_not_left_behind(there: Path) -> None:
+    kept = KeptKernel(Program(installed=str(there / "program")))
+    kept.note_process = lambda _: kept.end()  # by then it has its process
+    with pytest.raises(OSError, match="it was ended"):
+        await kept.launch(["kernel"], {}, None)
+    assert kept.poll() is not None
+
+
 async def test_a_dump_that_never_ends_is_given_up(there: Path) -> None:
     kept = await launched(there, finishes_within=0.2)
     with pytest.raises(StaysAwakeError, match="dump was not done within 0.2 seconds"):

@@ -17,6 +17,7 @@ from typing import IO, Any, Final
 
 from gpu_pool_client import Lease, Process
 from gpu_pool_client._log import get_logger
+from gpu_pool_provisioner.environment import PARENT_VARIABLE
 from gpu_pool_provisioner.hibernation import giving_way, left
 from gpu_pool_provisioner.hibernation.calling import (
     INSTALLED,
@@ -35,8 +36,6 @@ from gpu_pool_provisioner.launchers.process import ContinuedProcess
 
 __all__ = ["INSTALLED", "KeptKernel", "Program", "why_not"]
 
-#: By which a kernel knows the process that has started it, with which it ends.
-PARENT_VARIABLE: Final = "JPY_PARENT_PID"
 #: Seconds in which a kernel has heard that its connections are closed. Where it has not, CRIU refuses.
 _CLOSED_WITHIN: Final = 1.0
 _LOOK_EVERY: Final = 0.01
@@ -182,11 +181,10 @@ class KeptKernel:
             process = Process.of(stays.answer["pid"])
             if process is not None and not self._is_over:
                 self._stays, self._process, self._first = stays, ContinuedProcess(process), first
-                if self._is_over:  # by now
-                    self.end()
-                    raise ProgramRefused("it was ended.")
                 self.note_process(process.pid)
-                return process.pid
+                if not self._is_over:
+                    return process.pid
+                self.end()  # once more: it was ended just now
         stays.let_go()
         raise ProgramRefused("it was ended." if self._is_over else "it ended at once.")
 

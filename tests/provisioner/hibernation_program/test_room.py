@@ -67,6 +67,21 @@ def test_what_a_courses_images_may_take_counts_those_of_all_users(
     installation.configure()
 
 
+def test_who_has_a_removed_users_number_has_room_for_their_own(ada: User, installation: Installation) -> None:
+    large = ada.launch([PYTHON, "-c", "import time; kept = bytes(range(256)) * 300_000; time.sleep(600)"])
+    until(lambda: int(status(large.pid)["VmRSS"].split()[0]) > 75_000)
+    assert ada.call("dump", large.id)["ok"]
+    state = installation.asleep / large.id / "kernel.json"
+    said = json.loads(state.read_text())
+    state.write_text(json.dumps({**said, "user": "one-who-was-removed"}))
+    installation.configure(user_mib=100)
+    kernel = ada.launch(["sleep", "600"])
+    found = ada.call("dump", kernel.id)
+    installation.configure()
+    state.write_text(json.dumps(said))  # so that it is removed with the test
+    assert found["ok"], found
+
+
 def test_nobody_waits_for_who_holds_the_folder(bob: User, installation: Installation) -> None:
     asleep(bob)
     held = os.open(installation.asleep, os.O_RDONLY)

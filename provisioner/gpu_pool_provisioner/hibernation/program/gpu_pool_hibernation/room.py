@@ -42,33 +42,32 @@ def _refuse_without_room(call: Call, path: str, most: int) -> None:
     and how many of what those of its ``course`` may.
     """
     folder, settings, course = call.settings.folder, call.settings, _course(path)
-    free, taken = _free(folder), {"all": 0, "mine": 0, "course": 0}
+    free, of_all, mine, of_course = _free(folder), 0, 0, 0
     for each in kernel_folders(folder):
-        takes, is_mine = size_of(each), is_callers(call, read_said(each, STATE))
+        takes = size_of(each)
         said = read_said(each, NEEDS).get("bytes", 0) if each != path and is_held(each, BUSY) else 0
         free -= max(0, said - takes)
-        counts = {"all": True, "mine": is_mine, "course": bool(course) and _course(each) == course}
-        for name in taken:
-            taken[name] += max(said, takes) * counts[name]
-    whose = {"all": "kernels", "mine": "your kernels", "course": f"kernels of the course {course[:60]!a}"}
-    bounds = {
-        "all": settings.all_mib,
-        "mine": settings.user_mib if call.caller.uid else 0,
-        "course": settings.course_mib.get(course, 0),
-    }
-    missing = {name: most - max(0, bound * MIB - taken[name]) for name, bound in bounds.items() if bound}
+        takes = max(said, takes)
+        of_all += takes
+        mine += takes if is_callers(call, read_said(each, STATE)) else 0
+        of_course += takes if course and _course(each) == course else 0
     why = [f"the disk has {max(0, free) // MIB} MiB for it"] if most > free else []
-    why += [
-        f"of the {bounds[name]} MiB that {whose[name]} may take on disk {(most - lacks) // MIB} MiB are left"
-        for name, lacks in missing.items()
-        if lacks > 0
-    ]
+    missing = []
+    for bound, taken, whose in (
+        (settings.all_mib, of_all, "kernels"),
+        (settings.user_mib if call.caller.uid else 0, mine, "your kernels"),
+        (settings.course_mib.get(course, 0), of_course, f"kernels of the course {course[:60]!a}"),
+    ):
+        left = max(0, bound * MIB - taken)
+        missing.append(max(0, most - left) if bound else 0)
+        if missing[-1]:
+            why.append(f"of the {bound} MiB that {whose} may take on disk {left // MIB} MiB are left")
     if why:
-        lacks = {} if most > free else missing
+        of_any, of_user, of_course = missing if most <= free else (0, 0, 0)
         raise Refused(
             f"its image may take {most // MIB} MiB, and {'; '.join(why)}.",
-            missing=max(0, lacks.get("all", 0), lacks.get("mine", 0)),
-            of_course=max(0, lacks.get("course", 0)),
+            missing=max(of_any, of_user),
+            of_course=of_course,
             course=course,
         )
 
