@@ -10,14 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from support.hibernating import PYTHON
+from support.hibernating import PYTHON, folder_of_root
 
 ROOT: Final = Path(__file__).parents[2]
 #: The folders that are a test's own, by their names below its folder. Of /etc it is a copy.
@@ -144,9 +143,5 @@ class Machine:
 @contextmanager
 def machine() -> Iterator[Machine]:
     """Have a machine for as long as a test needs it."""
-    folder = Path(tempfile.mkdtemp(prefix="gpu-pool-test-", dir="/var/lib"))
-    folder.chmod(0o755)
-    try:
+    with folder_of_root() as folder:
         yield Machine(folder)
-    finally:
-        shutil.rmtree(folder)

@@ -166,14 +166,21 @@ class Installation:
 
 
 @contextmanager
-def installed() -> Iterator[Installation]:
-    """Install the program for as long as a test needs it."""
+def folder_of_root() -> Iterator[Path]:
+    """Have a folder that all users can enter and that, with those above it, root alone can change."""
     folder = Path(tempfile.mkdtemp(prefix="gpu-pool-test-", dir="/var/lib"))
     folder.chmod(0o755)
     try:
-        yield Installation(folder)
+        yield folder
     finally:
         shutil.rmtree(folder)
+
+
+@contextmanager
+def installed() -> Iterator[Installation]:
+    """Install the program for as long as a test needs it."""
+    with folder_of_root() as folder:
+        yield Installation(folder)
 
 
 @contextmanager

@@ -167,8 +167,8 @@ class Machine:
 
         await eventually(is_asleep)
 
-    async def killed(self, step: str, moment: str, who: str) -> None:
-        """Let a kernel go to disk, and perhaps come back, and kill one of those who take part."""
+    async def _at(self, step: str, moment: str) -> Process:
+        """Let a kernel go to disk, and perhaps come back; return its server once that is at this moment."""
         server = await self.server()
         if step == "dump":
             self.let_wait(step, moment)
@@ -179,31 +179,32 @@ class Machine:
             assert server.stdin is not None
             server.stdin.write(b"print(kept)\n")
         await self.reached(step, moment)
-        self.kill(who, server)
-        self.let_go_on()
-        if who != "server":
-            # CRIU may be killed just while its own code runs in the kernel.
-            may_end = (moment, who) == ("writing", "criu")
-            await self.goes_on(server, is_answered=step == "restore", may_end=may_end)
+        return server
+
+    async def _is_left_to_the_next(self, server: Process) -> None:
+        """Kill a server, unless it has ended, and see that the next one has what it leaves."""
+        with suppress(ProcessLookupError):
             server.kill()
         await server.wait()
         await self.until_nothing_is_left()
         assert len(self.images()) <= 1
         await self.next_one_has_it()
 
+    async def killed(self, step: str, moment: str, who: str) -> None:
+        """Let a kernel go to disk, and perhaps come back, and kill one of those who take part."""
+        server = await self._at(step, moment)
+        self.kill(who, server)
+        self.let_go_on()
+        if who != "server":
+            # CRIU may be killed just while its own code runs in the kernel.
+            may_end = (moment, who) == ("writing", "criu")
+            await self.goes_on(server, is_answered=step == "restore", may_end=may_end)
+        await self._is_left_to_the_next(server)
+
     async def struck(self, name: str, chance: random.Random) -> None:
         """Kill one of those who take part at a random moment after CRIU was called, and say so."""
         step, seconds = chance.choice(["dump", "restore"]), chance.uniform(0, 0.4)
-        server = await self.server()
-        if step == "dump":
-            self.let_wait(step, "before")
-        assert (await self.ask(server, "kept = 41; print(kept)")).endswith("41\n")
-        if step == "restore":
-            await self.until_asleep()
-            self.let_wait(step, "before")
-            assert server.stdin is not None
-            server.stdin.write(b"print(kept)\n")
-        await self.reached(step, "before")
+        server = await self._at(step, "before")
         # Looked for now: to look through all processes takes longer than a kernel takes to disk.
         there = [*self.processes(), (server.pid, "server")]
         who = chance.choice([each for each in _ALL if any(role == each for _, role in there)])
@@ -221,12 +222,7 @@ class Machine:
             # CRIU's code may just run in the kernel.
             may_end = who == "first" or (step, who) == ("dump", "criu")
             await self.goes_on(server, is_answered=step == "restore", may_end=may_end)
-        if who != "server":
-            server.kill()
-        await server.wait()
-        await self.until_nothing_is_left()
-        assert len(self.images()) <= 1
-        await self.next_one_has_it()
+        await self._is_left_to_the_next(server)
 
     async def goes_on(self, server: Process, *, is_answered: bool, may_end: bool) -> None:
         """See that the kernel has what it had: its server lives, and there is one of it; or that it ended."""
