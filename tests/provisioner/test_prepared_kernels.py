@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -302,22 +304,36 @@ async def test_it_ends_with_its_server_however_that_ends(
             os.killpg(server.pid, signal.SIGKILL)
 
 
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Have a folder of the test's own for temporary files, whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="gpu-pool-test-", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+        templates().end()
+
+
 async def test_a_stranger_who_connects_in_its_place_is_sent_away(
-    sleepers: Sleepers, manager: Managers
+    sleepers: Sleepers, manager: Managers, temporary: Path
 ) -> None:
     """Of the same user: nobody else enters the folder."""
     strangers: list[socket.socket] = []
+    is_over = threading.Event()
 
     def connect() -> None:
-        while not (found := list(Path(tempfile.gettempdir()).glob("gpu-pool-prepared-*/socket"))):
-            pass
+        while not (found := list(temporary.glob("gpu-pool-prepared-*/socket"))):
+            if is_over.is_set():
+                return
         strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         strangers[0].connect(str(found[0]))
 
-    connected = asyncio.create_task(asyncio.to_thread(connect))
+    connecting = asyncio.create_task(asyncio.to_thread(connect))
     name = sleepers()
-    await until_prepared(manager(name))
-    await connected
+    try:
+        await until_prepared(manager(name))
+    finally:
+        is_over.set()
+        await connecting
     with strangers[0] as stranger:
         assert stranger.recv(1) == b""
     assert await is_prepared(manager(name))
