@@ -204,3 +204,18 @@ async def test_a_wrapped_kernel_changes_its_size(jupyter_env: JupyterEnv, manage
     await km.shutdown_kernel()
     await eventually(jupyter_env.is_empty)
     assert not is_there(place)
+
+
+async def test_that_it_does_not_sleep_is_said_where_its_course_says_when_kernels_do(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = {"PoolSettings": {"default_course": {"hibernate_after": "1h"}}}
+    (tmp_path / "gpu_pool_config.json").write_text(json.dumps(settings))
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    km = manager(install(jupyter_env, TINY))
+    with (tmp_path / "log").open("w") as log:
+        await km.start_kernel(stderr=log)
+    async with frontend(km) as page:
+        await page.run("hello").done()  # its proxy answers before it runs
+    said = "Kernels do not sleep on disk (hibernate_after): those with a proxy of their own"
+    assert said in (tmp_path / "log").read_text()
