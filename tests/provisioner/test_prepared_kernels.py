@@ -317,24 +317,23 @@ async def test_a_stranger_who_connects_in_its_place_is_sent_away(
     sleepers: Sleepers, manager: Managers, temporary: Path
 ) -> None:
     """Of the same user: nobody else enters the folder."""
-    strangers: list[socket.socket] = []
     is_over = threading.Event()
 
-    def connect() -> None:
-        while not (found := list(temporary.glob("gpu-pool-prepared-*/socket"))):
-            if is_over.is_set():
-                return
-        strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        strangers[0].connect(str(found[0]))
+    def connect(stranger: socket.socket) -> None:
+        while not is_over.is_set():
+            for place in temporary.glob("gpu-pool-prepared-*/socket"):
+                with suppress(ConnectionRefusedError):  # it has its name a moment before anybody listens
+                    return stranger.connect(str(place))
+        raise TimeoutError("nobody listened")
 
-    connecting = asyncio.create_task(asyncio.to_thread(connect))
-    name = sleepers()
-    try:
-        await until_prepared(manager(name))
-    finally:
-        is_over.set()
-        await connecting
-    with strangers[0] as stranger:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        connecting = asyncio.create_task(asyncio.to_thread(connect, stranger))
+        name = sleepers()
+        try:
+            await until_prepared(manager(name))
+        finally:
+            is_over.set()
+            await connecting
         assert stranger.recv(1) == b""
     assert await is_prepared(manager(name))
 
