@@ -1,4 +1,4 @@
-"""Profiles of users, which a job's login shell runs before its script: some end it, and some never do."""
+"""What users have set for their shells and jobs; of profiles, some end a job, and some never end."""
 
 from __future__ import annotations
 
@@ -80,3 +80,14 @@ async def test_a_prologue_is_shell_and_sets_no_option_of_the_job(login: Login) -
         [job] = login.jobs()
         assert "ArrayJobId" not in login.slurm.job(job)
         assert login.slurm.job(job)["OverSubscribe"] == "OK"
+
+
+async def test_a_kernel_is_a_job_of_this_cluster_whatever_its_user_has_chosen_for_jobs(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(name, "elsewhere")
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        cell = await page.run("print('ran')").done()
+        assert cell.outputs[-1] == "ran\n"

@@ -18,10 +18,11 @@ from gpu_pool_client import NotAllowed, PoolUnreachable
 _ANSWERS_WITHIN: Final = 120.0
 _MOST_WORDS: Final = 500
 #: By what Slurm's commands are found and set, and who the user is; not what a person has set about the form
-#: of their output, nor what would make of a kernel's job several jobs, one with more GPUs, or one that sbatch
-#: waits for. A job has them as well.
+#: of their output, nor what would make of a kernel's job several jobs, one with more GPUs, one that sbatch
+#: waits for, or one of another cluster, whose nodes and jobs these commands would not tell of. A job has them
+#: as well.
 _NEEDED: Final = re.compile(
-    r"(SLURM|LC)_.*|SBATCH_(?!(ARRAY_INX|GPUS.*|WAIT)$).*"
+    r"SLURM_(?!CLUSTERS$).*|LC_.*|SBATCH_(?!(ARRAY_INX|CLUSTERS|GPUS.*|WAIT)$).*"
     r"|PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ",
     re.ASCII,
 )
@@ -32,10 +33,6 @@ _NO_ANSWER: Final = ("Unable to contact", "Socket timed out", "Connection refuse
 _NOT_SIGNED_IN: Final = ("authentication error", "Zero Bytes were transmitted", "Munge encode failed")
 #: By what GPUs are found, and this project.
 _OF_DEVICES: Final = re.compile(r"(GPU_POOL|CUDA|NVIDIA|NVML)_.*|PYTHONPATH", re.ASCII)
-#: By which Slurm's commands find their cluster.
-_OF_THE_CLUSTER: Final = ("SLURM_CONF", "SLURM_CLUSTERS")
-
-
 _ANOTHER: Final = "Start Jupyter with another one (scontrol token), or ask the administrator."
 
 
@@ -60,7 +57,7 @@ def environment_of_steps() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in _OF_THE_CLUSTER or not name.startswith(("SLURM_", "SRUN_"))
+        if name == "SLURM_CONF" or not name.startswith(("SLURM_", "SRUN_"))
     }
 
 
