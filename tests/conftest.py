@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Generator
@@ -31,6 +32,11 @@ __all__ = ["children", "cluster_children", "hub"]
 for _signum in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, signal.default_int_handler if _signum == signal.SIGINT else signal.SIG_DFL)
+
+# A process keeps a file open for each store that it has had, and these have had thousands; unless they ask for
+# more, many systems allow a process 1,024.
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (max(_soft, min(_hard, 20_000)), _hard))
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("default", deadline=None)

@@ -19,6 +19,7 @@ from gpu_pool_provisioner.hibernation.left import hold
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.values import VERSION
 from gpu_pool_provisioner.launchers.base import StaysAwakeError
 from support.jupyter_env import eventually
+from support.many_files import many_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the program must be root's own file.")
 
@@ -119,6 +120,15 @@ async def test_a_kernel_that_is_ended_before_it_has_begun_is_not_left_behind(the
     with pytest.raises(OSError, match="it was ended"):
         await kept.launch(["kernel"], {}, None)
     kept.wait(timeout=60)  # what is killed may run for a moment
+
+
+async def test_its_end_is_waited_for_also_where_many_files_are_open(there: Path) -> None:
+    kept = await launched(there)
+    with many_files():
+        with pytest.raises(subprocess.TimeoutExpired):
+            kept.wait(timeout=0)
+        kept.end()
+        assert kept.wait(timeout=60) == 0
 
 
 async def test_a_dump_that_never_ends_is_given_up(there: Path) -> None:

@@ -16,6 +16,7 @@ from gpu_pool_kernels.inkernel import commands
 from gpu_pool_provisioner.templates import templates
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
+from support.many_files import many_files
 from support.warm_kernels import Spec, is_warm, start, started_warm, until_ready
 
 pytestmark = pytest.mark.usefixtures("soon")
@@ -48,6 +49,13 @@ async def test_its_environment_is_seen_by_others(
 
 def names(variables: set[bytes]) -> set[bytes]:
     return {each.partition(b"=")[0] for each in variables}
+
+
+async def test_it_is_forked_also_where_its_server_has_many_files_open(spec: Spec, manager: Managers) -> None:
+    with many_files():
+        km = await started_warm(spec, manager)
+        assert await answer(km, "print(6 * 7)") == "42\n"
+        await km.shutdown_kernel()
 
 
 async def test_its_lease_is_attached_to_its_own_process(

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_pool.enforcement.privileged.program import PrivilegedRefused, System, perform
 from support.disguises import ENDS_OF_LINES, OTHER, STUDENT, disguised, needs_root
+from support.many_files import many_files
 
 pytestmark = needs_root
 LEASE = "12-0123abcd"
@@ -20,6 +21,12 @@ def system(tmp_path: Path) -> System:
     group.mkdir(parents=True)
     (group / "cgroup.procs").write_text("")
     return System("/bin/false", tmp_path)
+
+
+def test_a_process_is_moved_also_where_many_files_are_open(system: System) -> None:
+    with many_files(), disguised(b"a", STUDENT) as process:
+        perform(["cgroup-join", LEASE, f"{process.pid}"], system, STUDENT)
+    assert (system.folder / LEASE / "cgroup.procs").read_text() == f"{process.pid}"
 
 
 @pytest.mark.parametrize("end", ENDS_OF_LINES, ids=repr)

@@ -173,13 +173,13 @@ class Template:
 
         Returns twice, as :meth:`serve`.
         """
-        if select.select([self.control], [], [], 0)[0]:
+        if self._is_asked(0):
             content, descriptors = _receive(self.control)
             if content:
                 argv = self._answer(json.loads(content), descriptors)[0]
                 if argv is None:
                     self.files = ImportedFiles()  # as they are now, and not after the pause
-                    select.select([self.control], [], [], _STARTS_WITHIN)
+                    self._is_asked(_STARTS_WITHIN)
                 return argv
         return None
 
@@ -214,10 +214,16 @@ class Template:
         """Wait for a question; return nothing once this template is to end."""
         end = time.monotonic() + self.idle
         while time.monotonic() < end and not free_memory.is_short():
-            if select.select([self.control], [], [], _LOOK_EVERY)[0]:
+            if self._is_asked(_LOOK_EVERY):
                 content, descriptors = _receive(self.control)
                 return content, descriptors
         return b"", []
+
+    def _is_asked(self, within: float) -> bool:
+        """Whether there is a question, or the server has ended, or that comes within so many seconds."""
+        asked = select.poll()  # not select(2): the socket has the number that it had in the server
+        asked.register(self.control, select.POLLIN)
+        return bool(asked.poll(within * 1000))
 
     # -- What speaks against a fork ------------------------------------------
 

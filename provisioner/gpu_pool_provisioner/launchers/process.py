@@ -37,6 +37,8 @@ T = TypeVar("T")
 _LOOK_EVERY: Final = 0.05
 #: And where a loop waits for the end of one.
 _LOOK_SELDOM: Final = 0.5
+#: The most milliseconds that poll(2) takes.
+_LONGEST_POLL: Final = 2**31 - 1
 #: prctl(2): the signal that a process gets when its parent dies.
 _PR_SET_PDEATHSIG: Final = 1
 _ENDED_EARLY: Final = "The kernel ended before it was ready."
@@ -205,8 +207,10 @@ class ContinuedProcess:
             return 0
         try:
             # Opened first: whoever is not alive now is not the process whose number this was.
-            seconds = None if timeout is None else max(0.0, timeout)
-            if self._process.is_alive() and not select.select([descriptor], [], [], seconds)[0]:
+            ended = select.poll()  # not select(2), which takes none from the 1,024th on
+            ended.register(descriptor, select.POLLIN)
+            within = None if timeout is None else min(max(0.0, timeout) * 1000, _LONGEST_POLL)
+            if self._process.is_alive() and not ended.poll(within):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         finally:
             os.close(descriptor)

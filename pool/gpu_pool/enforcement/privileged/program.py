@@ -108,7 +108,9 @@ def _cgroup_join(system: System, caller: int, lease: str, pid: str) -> dict[str,
         if caller and set(_uids(pid)) != {caller}:
             raise PrivilegedRefused(f"process {pid} is not one of user {caller}'s")
         Path(group, "cgroup.procs").write_text(pid)
-        if select.select([process], [], [], 0)[0]:  # it has ended, and another may have got its number
+        ended = select.poll()  # not select(2), which takes none from the 1,024th on
+        ended.register(process, select.POLLIN)
+        if ended.poll(0):  # it has ended, and another may have got its number
             raise PrivilegedRefused(f"process {pid} has ended")
     finally:
         os.close(process)
