@@ -33,8 +33,8 @@ for _signum in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, signal.default_int_handler if _signum == signal.SIGINT else signal.SIG_DFL)
 
-# A process keeps a file open for each store that it has had, and these have had thousands; unless they ask for
-# more, many systems allow a process 1,024.
+# A process keeps a file open for each store that it has had, and these have had thousands; many systems allow
+# it 1,024 unless it asks for more.
 _soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(_soft, min(_hard, 20_000)), _hard))
 

@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support.frontend import frontend
 from support.jupyter_env import eventually
+from support.pools import until
 from support.slurm_login import Login
 
 
@@ -54,6 +56,19 @@ async def test_a_job_that_is_suspended_says_so_and_goes_on(login: Login, tmp_pat
         end.touch()
         await cell.done()
         assert login.jobs() == [job]
+
+
+async def test_a_cell_that_is_run_in_a_job_that_was_suspended_says_so(login: Login) -> None:
+    manager = await login.start("40%")
+    async with frontend(manager) as page:
+        [pid] = (await page.run("import os; print(os.getpid())").done()).outputs
+        [job] = login.jobs()
+        login.slurm.run("scontrol", "suspend", job)
+        await until(lambda: psutil.Process(int(pid)).status() == psutil.STATUS_STOPPED)
+        cell = page.run("print('ran')")
+        await cell.shows("Slurm has suspended its job: it goes on once it is resumed.")
+        login.slurm.run("scontrol", "resume", job)
+        assert (await cell.done()).outputs[-1] == "ran\n"
 
 
 async def test_of_what_a_controller_takes_that_hung_meanwhile_one_job_remains(login: Login) -> None:

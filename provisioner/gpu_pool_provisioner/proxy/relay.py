@@ -238,11 +238,12 @@ class Relay:
         self._answer.set_result(message["content"])
 
     def tell(self, text: str) -> None:
-        """Print a line below the cell that runs, or else below the next one that does."""
+        """Print a line below the cell that runs or is to run, or else below the next one."""
         others = [each for each in self._untold if each != text]
         self._untold = [*others, text][-_MOST_UNTOLD:]
-        if self.busy:
-            self._tell_now()
+        submitted = [header for each, header in self._not_idle.items() if each in self._unanswered]
+        if headers := [*self._at_work.values()] or submitted:
+            self._tell_now(headers[-1])
 
     def show(self, text: str) -> None:
         """Print a line among the output of the cell that runs, if one does."""
@@ -350,6 +351,8 @@ class Relay:
             self._unanswered[message_id] = frames
             self._not_idle[message_id] = header
             self._say_works()
+            if self._untold:  # not once it runs: what is told may be why it does not
+                self._tell_now(header)
         self.back[channel].send(frames)
 
     def _observe(self, parent: bytes, content: bytes) -> None:
@@ -368,12 +371,12 @@ class Relay:
             if len(self._at_work) > _MOST_AT_WORK:
                 del self._at_work[next(iter(self._at_work))]
             if self._untold:
-                self._tell_now()
+                self._tell_now(header)
 
-    def _tell_now(self) -> None:
+    def _tell_now(self, header: Message) -> None:
         lines, self._untold = self._untold, []
         content = {"name": "stderr", "text": "".join(f"{line}\n" for line in lines)}
-        self._publish("stream", content, next(reversed(self._at_work.values())))
+        self._publish("stream", content, header)
 
     def _publish(self, kind: str, content: Mapping[str, Any], header: Message) -> None:
         message = self._session.msg(kind, dict(content))

@@ -269,3 +269,36 @@ async def test_the_last_answer_of_a_kernel_that_ends_before_it_is_read_is_passed
             assert [[bytes(frame) for frame in frames] for frames in sent] == [[b"answered"]]
         finally:
             relay.close()
+
+
+@pytest.mark.parametrize("is_told_before", [True, False])
+async def test_what_hinders_a_kernel_is_told_below_the_cell_that_does_not_begin(is_told_before: bool) -> None:
+    sent: list[list[bytes]] = []
+    front = {channel: SimpleNamespace(send=sent.append) for channel in _KINDS}
+    session = Session(key=b"secret")
+    with zmq.Context() as kernel:
+        bound = {channel: kernel.socket(kind) for channel, kind in _KINDS.items()}
+        ports = {
+            f"{channel}_port": bound[channel].bind_to_random_port("tcp://127.0.0.1") for channel in _KINDS
+        }
+        relay = Relay({"transport": "tcp", "ip": "127.0.0.1", **ports}, session, front)
+        try:
+            cell = session.msg("execute_request", {"code": "1"})
+            told = [lambda: relay.tell("Its machine does not answer."), lambda: submit(cell)]
+
+            def submit(message: dict[str, Any]) -> None:
+                relay.pass_on("shell", [zmq.Frame(each) for each in session.serialize(message, b"page")])
+
+            for each in told if is_told_before else reversed(told):
+                each()
+            [frames] = sent
+            _, parts = session.feed_identities(frames)
+            message = session.deserialize(parts)
+            assert message["content"] == {"name": "stderr", "text": "Its machine does not answer.\n"}
+            assert message["parent_header"]["msg_id"] == cell["header"]["msg_id"]
+            submit(session.msg("execute_request", {"code": "2"}))
+            assert len(sent) == 1  # once
+        finally:
+            relay.close()
+            for socket in bound.values():
+                socket.close(linger=0)

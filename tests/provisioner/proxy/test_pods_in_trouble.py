@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,22 @@ async def test_a_running_cell_is_told_of_trouble_with_its_machine_and_that_it_is
         await km.interrupt_kernel()
         await cell.done()
     assert "".join(cell.outputs).count("at the moment") == 1
+
+
+async def test_a_cell_that_does_not_begin_is_told_of_trouble_with_its_machine(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("1").done()
+        (pod,) = pods.running
+        os.kill(pod.kernel, signal.SIGSTOP)
+        cell = page.run("print('ran')")
+        pod.trouble = "Its machine does not answer at the moment."
+        await cell.shows("Its machine does not answer at the moment.")
+        os.kill(pod.kernel, signal.SIGCONT)
+        assert (await cell.done()).outputs[-1] == "ran\n"
 
 
 @pytest.mark.long
