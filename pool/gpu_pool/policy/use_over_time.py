@@ -31,10 +31,11 @@ class PeriodParts:
             return
         for part in range(max(0, int((began - self.began) // self.seconds)), self.parts):
             start = self.began + part * self.seconds
-            seconds = min(ended, start + self.seconds) - max(began, start)
-            if seconds <= 0:
+            if start >= ended:
                 break
-            yield part, seconds
+            seconds = min(ended, start + self.seconds) - max(began, start)
+            if seconds > 0:  # by rounding, the first may end where the time begins
+                yield part, seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,9 @@ def test_managed_memory_is_suspected_by_what_frameworks_are_told() -> None:
     told = {"TF_FORCE_UNIFIED_MEMORY": "1"}
     with subprocess.Popen(["sleep", "600"], env=told) as process, subprocess.Popen(["sleep", "600"]) as other:
         try:
+            for each in (process, other):  # the system shows its variables a moment after it has begun
+                while not Path(f"/proc/{each.pid}/environ").read_bytes():
+                    pass
             assert facts_of(process.pid, ()).managed_by == "TF_FORCE_UNIFIED_MEMORY=1"
             assert facts_of(other.pid, ()) == ProcessFacts(other.pid, False)
         finally:

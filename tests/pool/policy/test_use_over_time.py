@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_pool.policy.use_over_time import PeriodParts, round_up, use_over_time
@@ -75,6 +75,7 @@ def test_nothing_is_said_of_cells_where_that_is_not_to_be_told() -> None:
 
 
 @given(st.floats(0, 20), st.floats(0, 20), st.floats(0.1, 5), st.integers(1, 40))
+@example(3.0, 2.5, 0.1, 6)
 def test_a_time_is_divided_without_loss(first: float, last: float, seconds: float, parts: int) -> None:
     began, ended_at = sorted((first, last))
     period = PeriodParts(2.0, seconds, parts)
