@@ -274,6 +274,12 @@ def said(user: User) -> list[str]:
     return words
 
 
+def until_it_counts(user: User) -> None:
+    """Return once a kernel has counted on."""
+    beats = int(said(user)[0])
+    until(lambda: int(said(user)[0]) > beats)
+
+
 def asleep(user: User, code: str = COUNTS) -> str:
     """Put a kernel to disk; return its ID."""
     kernel = user.launch([PYTHON, "-c", code])

@@ -25,6 +25,7 @@ from support.hibernating import (
     said,
     status,
     until,
+    until_it_counts,
     why_no_users,
 )
 
@@ -62,10 +63,38 @@ def test_a_criu_that_its_user_ends_or_stops_leaves_the_kernel_awake(
         if signum is signal.SIGSTOP:
             dump.stdin.close()  # its server has had enough
         assert not json.loads(dump.stdout.readline())["ok"]
-    beats = int(said(ada)[0])
-    until(lambda: int(said(ada)[0]) > beats)
+    until_it_counts(ada)
     (ada.home / "may").touch()
     assert ada.call("dump", kernel.id)["ok"]
+
+
+def test_a_dump_that_is_given_up_at_any_moment_ends_none_of_its_processes(
+    ada: User, installation: Installation
+) -> None:
+    """CRIU runs code of its own in each of them, and one ends with a CRIU that is killed meanwhile."""
+    code = "import subprocess; children = [subprocess.Popen(['sleep', '600']) for _ in range(40)]\n" + COUNTS
+    kernel = ada.launch([PYTHON, "-c", code])
+    said(ada)
+    namespace = os.readlink(f"/proc/{kernel.pid}/ns/pid")
+    log = installation.asleep / kernel.id / "work" / "log"
+
+    def lives() -> list[int]:
+        return sorted(pid for pid in pids_in(namespace) if not status(pid)["State"].startswith("Z"))
+
+    whole = lives()
+    for fiftieths in range(20):
+        with ada.start("dump", kernel.id) as dump:
+            until(lambda dump=dump: log.exists() or dump.poll() is not None)
+            time.sleep(fiftieths / 50)  # there is no event for how far it has come
+            assert dump.stdin is not None
+            assert dump.stdout is not None
+            dump.stdin.close()  # its server has had enough
+            if json.loads(dump.stdout.readline())["ok"]:  # done by then
+                break
+        assert lives() == whole
+    else:
+        until_it_counts(ada)
+        assert ada.call("dump", kernel.id)["ok"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -135,8 +164,7 @@ def test_a_kernel_that_a_killed_dump_has_left_stopped_goes_on_once_anybody_comes
     else:
         assert ada.call(verb, kernel.id, note={})["ok"]
     assert not status(kernel.pid)["State"].startswith("T")
-    beats = int(said(ada)[0])
-    until(lambda: int(said(ada)[0]) > beats)
+    until_it_counts(ada)
     assert not list(folder.glob("image*"))
     assert ada.call("dump", kernel.id)["ok"]
 
@@ -178,8 +206,7 @@ def test_a_launch_that_is_killed_leaves_a_kernel_that_sleeps_and_ends_all_the_sa
     said(ada)
     os.kill(child_of(kernel.process.pid), signal.SIGKILL)
     kernel.process.wait(60)
-    beats = int(said(ada)[0])
-    until(lambda: int(said(ada)[0]) > beats)
+    until_it_counts(ada)
     assert ada.call("dump", kernel.id)["ok"]
     again = ada.restore(kernel.id)
     assert again.answer["ok"]

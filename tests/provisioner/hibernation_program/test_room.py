@@ -21,6 +21,7 @@ from support.hibernating import (
     said,
     status,
     until,
+    until_it_counts,
     why_no_users,
 )
 
@@ -145,8 +146,7 @@ def test_a_disk_that_gets_full_while_an_image_is_written_keeps_its_part(
             is_told = select.select([dump.stdout], [], [], 60)[0]
             may.touch()
             why = json.loads(dump.stdout.readline()).get("error", "")
-        beats = int(said(ada)[0])
-        until(lambda: int(said(ada)[0]) > beats)
+        until_it_counts(ada)
         left = list((small / kernel.id).glob("image*"))
         (small / "other").unlink()
         assert ada.call("dump", kernel.id)["ok"]

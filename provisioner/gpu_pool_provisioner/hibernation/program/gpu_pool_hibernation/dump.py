@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import time
@@ -15,8 +16,11 @@ from .images import finished
 from .keeping import described, keep_note
 from .processes import Living, let_go_on, living_kernel, needs_of, pids_in, verify
 from .room import reserved, takes_too_much
-from .running import LONGEST, NEWNS, NEWPID, OF_CRIU, PDEATHSIG, ROOT, execute, libc, prctl
-from .values import Call, Refused
+from .running import LONGEST, NEWNS, NEWPID, OF_CRIU, PDEATHSIG, ROOT, become, execute, libc, prctl
+from .values import Call, Caller, Refused
+
+#: Seconds that CRIU has to give up by itself.
+_GIVES_UP_WITHIN = 10.0
 
 
 def dump(call: Call, kernel: str) -> dict[str, object]:
@@ -83,8 +87,7 @@ def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:
     if criu == 0:
         try:
             libc("setns", kept.mounts, NEWNS)
-            dies = lambda: prctl(PDEATHSIG, signal.SIGKILL)  # noqa: E731
-            execute(CRIU, argv, call.caller, OF_CRIU, opens, start=dies)
+            execute(CRIU, argv, call.caller, OF_CRIU, opens, start=_as_criu)
         finally:
             os._exit(127)
     libc("setns", ours, NEWPID)
@@ -97,9 +100,34 @@ def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:
         elif time.monotonic() > give_up_at:
             why = f"CRIU has not written it within {LONGEST:g} seconds."
         if why:
-            os.kill(criu, signal.SIGKILL)
+            _give_up(call.caller, criu, process)
             break
     status = os.waitstatus_to_exitcode(os.waitpid(criu, 0)[1])
     # It may have ended between two looks, and then also because the disk is full.
     if why := why or takes_too_much(call, most, new, work) or (log_says(work, status) if status else ""):
         raise Refused(why)
+
+
+def _as_criu() -> None:
+    """End with who has called us, and hear of a write that fails by its error alone."""
+    prctl(PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def _give_up(caller: Caller, criu: int, process: int) -> None:
+    """End CRIU: by letting its writes fail (setrlimit(2)), so that it lets the kernel go on in good order.
+
+    Killed just while its own code runs in the kernel, it would end that, too. So it is only where it does
+    not give up by itself.
+    """
+    limits = os.fork()
+    if limits == 0:  # as its user: root without CAP_SYS_RESOURCE may not limit what others run
+        try:
+            become(caller)
+            resource.prlimit(criu, resource.RLIMIT_FSIZE, (0, 0))
+        finally:
+            os._exit(0)
+    select.select([process], [], [], _GIVES_UP_WITHIN)
+    for each in (limits, criu):  # who may have been stopped by their user
+        os.kill(each, signal.SIGKILL)
+    os.waitpid(limits, 0)
