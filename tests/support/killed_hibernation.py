@@ -142,13 +142,9 @@ class Machine:
     def kernels(self) -> list[int]:
         return [pid for pid, role in self.processes() if role == "kernel"]
 
-    def kill(self, who: str, server: Process) -> None:
-        """Kill one as with kill -9. What has ended in this moment is none any more."""
-        theirs = [pid for pid, role in self.processes() if role == who]
-        assert theirs or who != "criu", "there is no CRIU to be killed"
-        for pid in [server.pid] if who == "server" else theirs:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def there(self, server: Process) -> list[tuple[int, str]]:
+        """Return who takes part, each with what it is."""
+        return [*self.processes(), (server.pid, "server")]
 
     async def until_nothing_is_left(self) -> None:
         async def is_empty() -> bool:
@@ -167,12 +163,13 @@ class Machine:
 
         await eventually(is_asleep)
 
-    async def _at(self, step: str, moment: str) -> Process:
+    async def _at(self, step: str, moment: str, megabytes: int = 0) -> Process:
         """Let a kernel go to disk, and perhaps come back; return its server once that is at this moment."""
         server = await self.server()
         if step == "dump":
             self.let_wait(step, moment)
-        assert (await self.ask(server, "kept = 41; print(kept)")).endswith("41\n")
+        code = f"kept, more = 41, b'x' * {megabytes}_000_000; print(kept)"
+        assert (await self.ask(server, code)).endswith("41\n")
         if step == "restore":
             await self.until_asleep()
             self.let_wait(step, moment)
@@ -192,8 +189,15 @@ class Machine:
 
     async def killed(self, step: str, moment: str, who: str) -> None:
         """Let a kernel go to disk, and perhaps come back, and kill one of those who take part."""
-        server = await self._at(step, moment)
-        self.kill(who, server)
+        is_held = moment in ("before", "after")
+        server = await self._at(step, moment if is_held else "before", megabytes=0 if is_held else 100)
+        # Looked for now: to look through all processes takes longer than a kernel takes to disk.
+        there = self.there(server)
+        if not is_held:
+            self.let_go_on()
+            await self.reached(step, moment)
+        killed = kill(who, there)
+        assert len(killed) > 1 or (moment, who) != ("writing", "criu"), "there was no CRIU to be killed"
         self.let_go_on()
         if who != "server":
             # CRIU may be killed just while its own code runs in the kernel.
@@ -205,18 +209,12 @@ class Machine:
         """Kill one of those who take part at a random moment after CRIU was called, and say so."""
         step, seconds = chance.choice(["dump", "restore"]), chance.uniform(0, 0.4)
         server = await self._at(step, "before")
-        # Looked for now: to look through all processes takes longer than a kernel takes to disk.
-        there = [*self.processes(), (server.pid, "server")]
+        there = self.there(server)
         who = chance.choice([each for each in _ALL if any(role == each for _, role in there)])
         print(f"{name}: {seconds:.3f} s into a {step}, {who} is killed.", flush=True)
-        struck = [pid for pid, role in there if role == who]
         self.let_go_on()
         await asyncio.sleep(seconds)
-        with suppress(psutil.NoSuchProcess):  # CRIU itself has begun meanwhile
-            struck += [each.pid for pid in struck if who == "criu" for each in psutil.Process(pid).children()]
-        for pid in struck:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(who, there)
         # The first process is the kernel's own, and ends it: a cell that runs then is answered by nobody.
         if who != "server" and (step, who) != ("restore", "first"):
             # CRIU's code may just run in the kernel.
@@ -245,6 +243,21 @@ class Machine:
         await self.until_nothing_is_left()
         for each in self.images():  # it fell asleep once more, and its server has left it
             raise AssertionError(f"a kernel that was shut down is on disk: {each}")
+
+
+def kill(who: str, there: list[tuple[int, str]]) -> list[int]:
+    """Kill one of those who took part, as with kill -9; return the processes that had not ended."""
+    pids = [pid for pid, role in there if role == who]
+    if who == "criu":  # which has begun meanwhile, as a child of what stands before it
+        for pid in list(pids):
+            with suppress(OSError):
+                pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    killed = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
 
 
 #: Calls of the program that name a kernel.
