@@ -102,8 +102,9 @@ export interface ISlice {
   image_mib?: number | null;
   /** Which kernel another server has left for it, "from yesterday 18:02 (…)"; empty for none, missing in older servers. */
   left_kernel?: string;
-  /** Why it could not be woken when that was tried last; empty for nothing, missing in older servers. */
+  /** Why it could not be woken when that was tried last, and when; empty for nothing, missing in older servers. */
   wake_error?: string;
+  wake_failed_at?: number | null;
   devices: IDevice[];
   node: string;
   memory: IMemory | null;

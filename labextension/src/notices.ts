@@ -103,7 +103,9 @@ export class Notices {
       const said = slice.message || kept;
       return [this.notice('parked', slice, trans.__('Your GPU slice was lent to others'), [said])];
     }
-    if (slice.wake_error && !before.wake_error && this.openPath(slice.kernel_id) !== null) {
+    // A try that fails at once may be over before this page hears that it began.
+    const isNews = !before.wake_error || slice.wake_failed_at !== before.wake_failed_at;
+    if (slice.wake_error && isNews && this.openPath(slice.kernel_id) !== null) {
       const title = trans.__('Your kernel could not be woken');
       return [this.notice('notWoken', slice, title, [slice.wake_error])];
     }

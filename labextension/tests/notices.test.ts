@@ -160,7 +160,8 @@ test('why a kernel could not be woken is told to the page of its notebook each t
   const waking = slice({ state: 'resuming' });
   const asleep = slice({
     state: 'asleep',
-    wake_error: 'This kernel could not be woken: a file has gone.'
+    wake_error: 'This kernel could not be woken: a file has gone.',
+    wake_failed_at: NOW
   });
   for (const expected of [['notWoken'], ['notWoken']]) {
     assert.deepEqual(page.kinds(waking), []);
@@ -173,6 +174,8 @@ test('why a kernel could not be woken is told to the page of its notebook each t
     assert.equal(isCurrent('notWoken', asleep, NOW), true);
     assert.deepEqual(page.kinds(asleep), []);
   }
+  // Tried again, without a word of that between.
+  assert.deepEqual(page.kinds({ ...asleep, wake_failed_at: NOW + 1 }), ['notWoken']);
   assert.equal(isCurrent('notWoken', waking, NOW), false);
   assert.equal(isCurrent('left', { ...asleep, left_kernel: 'from today' }, NOW), false);
   page.open = null;

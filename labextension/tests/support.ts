@@ -42,6 +42,7 @@ export function slice(changes: Partial<ISlice> = {}): ISlice {
     image_mib: null,
     left_kernel: '',
     wake_error: '',
+    wake_failed_at: null,
     devices: [{ name: 'V100', simulated: false }],
     node: '',
     memory: { granted_mib: 655, used_mib: 512, strength: 'none', by: 'accounting only' },

@@ -107,7 +107,8 @@ def _times(state: SliceView, clock: Clock) -> dict[str, Any]:
         "asleep_since": clock(state.on_disk.since) if state.on_disk is not None else None,
         "image_mib": state.on_disk.image_mib if state.on_disk is not None else None,
         "left_kernel": state.left,
-        "wake_error": state.wake_error,
+        "wake_error": state.failed_wake.why if state.failed_wake is not None else "",
+        "wake_failed_at": clock(state.failed_wake.at) if state.failed_wake is not None else None,
     }
 
 

@@ -164,7 +164,7 @@ def _down(session: Session, now: float) -> Outcome:
 def _bare(session: Session) -> Session:
     """Return the session without what is known of its kernel, and without what is asked of the pool."""
     bare = replace(asking.without_work(session), idling=None, parking=None, hibernates_at=None)
-    return replace(bare, left="", wake_error="")
+    return replace(bare, left="", failed_wake=None)
 
 
 def _closes_at(session: Session, now: float) -> float:

@@ -13,7 +13,7 @@ from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
-from gpu_pool_provisioner.session.session import OnDisk, Outcome, Session, State
+from gpu_pool_provisioner.session.session import FailedWake, OnDisk, Outcome, Session, State
 
 
 def _parking(session: Session) -> idle.Parking:
@@ -115,7 +115,7 @@ def _goes_on(session: Session, now: float) -> Outcome:
     """Wake the kernel; one that another server has left needs a slice of its own, and has it first."""
     if session.is_to_hibernate:
         return _stays_on_disk(session)
-    session = replace(session, wake_error="")
+    session = replace(session, failed_wake=None)
     if session.parking is not None:
         return _wakes(session)
     asks, effects = asking.asks(replace(session, error=None, is_explained=True), now)
@@ -126,7 +126,7 @@ def not_continued(session: Session, event: on.NotWoken, now: float) -> Outcome:
     """Say why, and give its new slice back: it is on disk as before, and the next cell tries again."""
     asleep, released = asking.gives_up(asking.without_work(session), EndReason.NOT_READY)
     asleep = replace(asleep, state=State.HIBERNATED, is_granted=False, is_launched=False)
-    asleep = replace(asleep, wake_error=event.why)
+    asleep = replace(asleep, failed_wake=FailedWake(event.why, now))
     return asleep, (do.Refuse(texts.not_run(event.why)), do.Show(""), *released)
 
 
@@ -142,7 +142,8 @@ def woken(session: Session, event: on.Woken, now: float) -> Outcome:
 
 def not_woken(session: Session, event: on.NotWoken, now: float) -> Outcome:
     """Say why, and lose nothing: the next cell tries again, and a restart begins afresh."""
-    asleep = replace(_wanted(session, is_wanted=False), state=State.HIBERNATED, wake_error=event.why)
+    asleep = replace(_wanted(session, is_wanted=False), state=State.HIBERNATED)
+    asleep = replace(asleep, failed_wake=FailedWake(event.why, now))
     told = do.Refuse(texts.not_run(event.why)), do.Show("")
     return asleep, (*told, *keeping.follows_lease(asleep))
 

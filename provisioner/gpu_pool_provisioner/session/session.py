@@ -141,6 +141,14 @@ class OnDisk:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedWake:
+    """Why a kernel could not be woken from disk, in sentences, and when, by the session's clock."""
+
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """One kernel's life so far. Times are seconds of one clock, any clock."""
 
@@ -233,9 +241,9 @@ class Session:
     #: What its user reads of the kernel that another server has left on disk, and that this one goes on
     #: with; empty where it begins anew, and once it runs.
     left: str = ""
-    #: Why it could not be woken when that was tried last, for who asked for it without a cell; empty where it
+    #: How it could not be woken when that was tried last, for who asked for it without a cell; None where it
     #: was not tried, or goes on.
-    wake_error: str = ""
+    failed_wake: FailedWake | None = None
 
     @property
     def size(self) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 from gpu_pool_client import Activity, EndReason, Lease, Outlook, SliceRequest
 from gpu_pool_provisioner.session import idling, texts
 from gpu_pool_provisioner.session.idling import IdleState
-from gpu_pool_provisioner.session.session import OnDisk, Session, SliceEnd, State
+from gpu_pool_provisioner.session.session import FailedWake, OnDisk, Session, SliceEnd, State
 
 
 class SlicePhase(str, enum.Enum):
@@ -75,8 +75,8 @@ class SliceView:
     on_disk: OnDisk | None = None
     #: Which kernel another server has left on disk for it, in words; empty for none, and once it is wanted.
     left: str = ""
-    #: Why it could not be woken when that was tried last, in sentences; empty for nothing.
-    wake_error: str = ""
+    #: How it could not be woken when that was tried last; None for nothing.
+    failed_wake: FailedWake | None = None
 
     @property
     def gives_way(self) -> bool:
@@ -147,7 +147,7 @@ def view(session: Session, seen: tuple[bool, float], shown: str, now: float, *, 
         resizes,
         session.on_disk if phase is SlicePhase.ASLEEP else None,
         session.left if phase is SlicePhase.ASLEEP else "",
-        session.wake_error if phase is SlicePhase.ASLEEP else "",
+        session.failed_wake if phase is SlicePhase.ASLEEP else None,
     )
 
 
@@ -157,7 +157,9 @@ def _message(session: Session, phase: SlicePhase, shown: str) -> str:
         return session.end.message if session.end is not None else ""
     gives_way = session.lease is not None and session.lease.asked_back is EndReason.YIELDED
     if phase is SlicePhase.ASLEEP:
-        return session.wake_error or (texts.of_before(session.left) if session.left else texts.ASLEEP)
+        if session.failed_wake is not None:
+            return session.failed_wake.why
+        return texts.of_before(session.left) if session.left else texts.ASLEEP
     if phase is SlicePhase.PARKED and session.parking is not None:
         return GAVE_WAY if gives_way and not session.parking.given_back else session.parking.why
     if phase is SlicePhase.HELD and session.lease is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_pool_client import Activity, EndReason, Hibernation, Lease, LeaseState, Terms
 from gpu_pool_provisioner.session import Session, State, effects, events, step, texts
-from gpu_pool_provisioner.session.session import OnDisk
+from gpu_pool_provisioner.session.session import FailedWake, OnDisk
 from gpu_pool_provisioner.session.view import SlicePhase, view
 from support.session_world import STARTED, a_kept_one, a_left_one, a_session, a_sleeper, after, lease
 
@@ -245,11 +245,13 @@ def test_why_it_could_not_be_woken_is_shown_until_it_is_tried_again(begins: str)
         trying = after(trying, events.Granted(HELD))
     session = after(trying, events.NotWoken("A file has gone."), now=30.0)
     seen = view(session, (False, 0.0), "", 30.0, is_told=False)
-    assert (seen.phase, seen.message, seen.wake_error) == (SlicePhase.ASLEEP, *["A file has gone."] * 2)
+    assert (seen.phase, seen.message) == (SlicePhase.ASLEEP, "A file has gone.")
+    assert seen.failed_wake == FailedWake("A file has gone.", 30.0)
     again = view(after(session, events.ResumeRequested()), (False, 0.0), "", 30.0, is_told=False)
-    assert (again.message, again.wake_error) != ("A file has gone.", "A file has gone.")
-    assert not after(session, events.ResumeRequested()).wake_error
-    assert not after(session, events.StopRequested()).wake_error
+    assert again.message != "A file has gone."
+    assert again.failed_wake is None
+    assert not after(session, events.ResumeRequested()).failed_wake
+    assert not after(session, events.StopRequested()).failed_wake
 
 
 def test_one_that_did_not_go_to_disk_says_why_below_the_next_cell_and_is_not_tried_again() -> None:
