@@ -108,6 +108,50 @@ def test_a_damaged_image_is_not_restored(ada: User, installation: Installation) 
     assert ada.restore(kernel).answer["ok"]
 
 
+#: Has something mapped that it has not open, as libraries are, and is in a folder of its own.
+_MAPS = """
+import mmap, os, time
+os.mkdir("work"); os.chdir("work")
+with open("../library", "wb") as file:
+    file.write(b"x" * 100_000)
+with open("../library", "rb") as file:
+    kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+open("../ready", "w").close()
+time.sleep(600)
+"""
+
+
+def test_a_library_that_was_updated_is_named_and_the_image_kept(ada: User) -> None:
+    kernel, library = asleep(ada, _MAPS), ada.home / "library"
+    library.rename(ada.home / "before")
+    library.write_bytes(b"y" * 100_000)
+    library.chmod(0o644)
+    why = ada.restore(kernel).answer["error"]
+    assert why == f"the file {library} changed, or went, while it slept."
+    (ada.home / "before").rename(library)
+    assert ada.restore(kernel).answer["ok"]
+
+
+def test_a_folder_that_is_gone_is_named_and_the_image_kept(ada: User) -> None:
+    kernel = asleep(ada, _MAPS)
+    (ada.home / "work").rename(ada.home / "moved")
+    why = ada.restore(kernel).answer["error"]
+    assert why == f"the folder {ada.home}/work, in which it was, is gone."
+    (ada.home / "moved").rename(ada.home / "work")
+    assert ada.restore(kernel).answer["ok"]
+
+
+def test_another_processor_is_told_and_the_image_kept(ada: User, installation: Installation) -> None:
+    """As where the folder lies on a disk that is another machine's now."""
+    kernel = asleep(ada)
+    header = installation.asleep / kernel / "image" / "header.json"
+    said = header.read_text()
+    header.write_text(json.dumps({**json.loads(said), "cpu": "another"}))
+    assert "another processor than the one on which it fell asleep" in ada.restore(kernel).answer["error"]
+    header.write_text(said)
+    assert ada.restore(kernel).answer["ok"]
+
+
 def test_of_two_restores_one_goes_on(ada: User) -> None:
     kernel = asleep(ada, OPENS.format(more=""))  # none of whose files changes meanwhile
     first = ada.restore(kernel)

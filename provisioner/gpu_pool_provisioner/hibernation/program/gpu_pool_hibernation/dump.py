@@ -14,7 +14,7 @@ from .criu import BOTH, CRIU, GHOST_BYTES, log_says, open_criu, way_of
 from .folders import HEADER, LOOK_EVERY, NEEDS, STATE, erase, locked, path_of, read_said, sync
 from .images import finished
 from .keeping import described, keep_note
-from .processes import Living, let_go_on, living_kernel, needs_of, pids_in, verify
+from .processes import Living, connected, let_go_on, living, living_kernel, needs_of, pids_in, verify
 from .room import reserved, takes_too_much
 from .running import LONGEST, NEWNS, NEWPID, OF_CRIU, PDEATHSIG, ROOT, become, execute, libc, prctl
 from .values import Call, Caller, Refused
@@ -45,6 +45,7 @@ def _dumped(call: Call, path: str, state: dict[str, Any], kept: Living) -> dict[
     if any(map(os.path.isdir, (new, old))):  # a killed call may have left it stopped, and in the image, too
         let_go_on(kept.namespace)
     verify(kept.namespace, call.caller)
+    _refuse_connected(kept)
     for folder in (new, work, old):
         erase(folder)
     try:
@@ -71,6 +72,15 @@ def _dumped(call: Call, path: str, state: dict[str, Any], kept: Living) -> dict[
         with suppress(FileNotFoundError):
             os.unlink(f"{path}/{NEEDS}")
     return header
+
+
+def _refuse_connected(kept: Living) -> None:
+    """Raise ``Refused`` where a kernel has connections, in other words than CRIU would."""
+    with suppress(OSError):  # one of its processes has just ended
+        if found := connected(living(pids_in(kept.namespace))):
+            named = ", ".join(f"{address} port {port}" for address, port in found[:3])
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            raise Refused(f"it has an open connection to {named}{more}: it can sleep once that is closed.")
 
 
 def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:

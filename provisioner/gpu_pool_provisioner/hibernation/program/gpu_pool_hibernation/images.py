@@ -27,7 +27,7 @@ def finished(call: Call, new: str, state: dict[str, Any], kept: Living) -> dict[
     # Without the first, which is ours, and has the server's log open.
     everyone = [each for each in pids_in(kept.namespace) if each != state["run"]["first"]]
     pids = living(everyone)
-    mapped, opened = _files_of(pids, call.caller)
+    mapped, opened, folders = _files_of(pids, call.caller)
     os.chown(new, 0, 0)
     os.chmod(new, 0o755)  # noqa: S103 - for the user's CRIU, which comes by no name: the folder above is root's alone
     files = {}
@@ -47,6 +47,7 @@ def finished(call: Call, new: str, state: dict[str, Any], kept: Living) -> dict[
         "cpu": cpu(),
         "mapped": mapped,
         "opened": opened,
+        "folders": folders,
         "listens": listens(pids),
         "top": max(tasks(everyone), default=KERNEL),
         "files": files,
@@ -76,7 +77,10 @@ def checked(call: Call, image: str) -> dict[str, Any]:
         raise Refused(
             f"your account is no longer in the group {lost[0]}, in which it was when the kernel fell asleep."
         )
-    seen = _seen([*header["mapped"], *header["opened"]], call.caller)
+    folders = header.get("folders", [])
+    seen = _seen([*header["mapped"], *header["opened"], *folders], call.caller)
+    if gone := [each for each in folders if not seen[each]]:
+        raise Refused(f"the folder {gone[0]}, in which it was, is gone.")
     changed = {path for path, was in header["mapped"].items() if seen[path][:2] != was}
     changed |= {path for path, size in header["opened"].items() if seen[path][:1] != [size]}
     if changed:
@@ -135,19 +139,21 @@ def _identity(path: str) -> list[int]:
     return []
 
 
-def _files_of(pids: Sequence[int], caller: Caller) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """Return the files that processes have mapped, and the regular ones that they have open."""
+def _files_of(pids: Sequence[int], caller: Caller) -> tuple[dict[str, list[int]], dict[str, int], list[str]]:
+    """Return the files that processes have mapped, regular ones that they have open, and their folders."""
+    folders = {os.readlink(f"/proc/{pid}/cwd") for pid in pids}
     mapped: set[str] = set()
     opened: set[str] = set()
     for pid in pids:
         with open(f"/proc/{pid}/maps", "rb") as file:  # a name may hold any character but a newline
             mapped |= {os.fsdecode(line.split(b" ", 5)[-1].strip(b" ")) for line in file.read().split(b"\n")}
         opened |= {os.readlink(each.path) for each in os.scandir(f"/proc/{pid}/fd")}
-    paths = [each for each in mapped | opened if each.startswith("/")]
+    paths = [each for each in mapped | opened | folders if each.startswith("/")]
     seen = {path: found for path, found in _seen(paths, caller).items() if found}
     return (
         {path: found[:2] for path, found in seen.items() if path in mapped},
         {path: found[0] for path, found in seen.items() if path in opened and found[2]},
+        sorted(path for path in seen if path in folders),
     )
 
 

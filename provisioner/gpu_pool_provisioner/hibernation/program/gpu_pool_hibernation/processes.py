@@ -18,6 +18,8 @@ from .values import Caller, Refused
 _GET_USERNS = 0xB701
 #: From socket(2).
 _INET, _INET6 = 2, 10
+#: By tcp_states.h: LISTEN; ESTABLISHED, SYN_SENT, FIN_WAIT1 and 2, CLOSE_WAIT, LAST_ACK, CLOSING.
+_LISTENS, _CONNECTED = "0A", ("01", "02", "04", "05", "08", "09", "0B")
 
 
 def _address(family: int, packed: bytes) -> str:
@@ -164,17 +166,29 @@ def needs_of(pids: Sequence[int]) -> int:
 
 def listens(pids: Sequence[int]) -> list[list[object]]:
     """Return the addresses and ports at which processes listen, of this machine's network."""
+    return [list(each) for each in sorted({here for state, here, _ in _tcp(pids) if state == _LISTENS})]
+
+
+def connected(pids: Sequence[int]) -> list[tuple[str, int]]:
+    """Return the addresses and ports to which processes have connections, their own ports as well."""
+    return sorted({there for state, _, there in _tcp(pids) if state in _CONNECTED})
+
+
+def _tcp(pids: Sequence[int]) -> Iterator[tuple[str, tuple[str, int], tuple[str, int]]]:
+    """Yield the state of each TCP socket of processes, and its address and port here and there."""
     sockets = {os.readlink(each.path) for pid in pids for each in os.scandir(f"/proc/{pid}/fd")}
-    found = set()
     for family, name in ((_INET, "tcp"), (_INET6, "tcp6")) if pids else ():
         with suppress(FileNotFoundError), open(f"/proc/{pids[0]}/net/{name}") as file:
             for words in map(str.split, file.read().split("\n")[1:-1]):
-                if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
-                    address, _, port = words[1].partition(":")
-                    numbers = struct.unpack(f">{len(address) // 8}I", bytes.fromhex(address))
-                    packed = struct.pack(f"={len(numbers)}I", *numbers)
-                    found.add((_address(family, packed), int(port, 16)))
-    return [list(each) for each in sorted(found)]
+                if f"socket:[{words[9]}]" in sockets:
+                    yield words[3], _end_of(family, words[1]), _end_of(family, words[2])
+
+
+def _end_of(family: int, said: str) -> tuple[str, int]:
+    """Return an address and a port, as ``/proc/net`` says them."""
+    address, _, port = said.partition(":")
+    numbers = struct.unpack(f">{len(address) // 8}I", bytes.fromhex(address))
+    return _address(family, struct.pack(f"={len(numbers)}I", *numbers)), int(port, 16)
 
 
 def tasks(pids: Sequence[int]) -> Iterator[int]:
