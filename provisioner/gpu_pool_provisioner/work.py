@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_client.session import Session as MessageSession
@@ -92,13 +91,18 @@ _OPEN: Final = _IN_KERNEL.format(
     "if hasattr(thread, '_pipe_in') and thread._pipe_in.closed():\n"
     "    thread.io_loop.add_callback(thread._setup_pipe_in)\n"
 )
-#: What a kernel publishes to say how many variables its user has made, and the code that lets it.
+#: What a kernel publishes to say how many variables its user has made and which libraries they have imported,
+#: and the code that lets it.
 _VARIABLES: Final = "gpu_pool_variables"
 _COUNT_VARIABLES: Final = _IN_KERNEL.format(
-    "own = [name for name, value in ipython.user_ns.items() if name not in ipython.user_ns_hidden\n"
-    "       and name[:1] != '_' and type(value) is not type(__import__('sys'))]\n"
+    "sys = __import__('sys')\n"
+    "named = [value for name, value in ipython.user_ns.items() if name not in ipython.user_ns_hidden\n"
+    "         and name[:1] != '_']\n"
+    "modules = [str(each.__name__).partition('.')[0] for each in named if type(each) is type(sys)]\n"
+    "others = [each for each in modules if each not in getattr(sys, 'stdlib_module_names', ())]\n"
+    "own = {'count': len(named) - len(modules), 'libraries': list(dict.fromkeys(others))}\n"
     "kernel = ipython.kernel\n"
-    f"kernel.session.send(kernel.iopub_socket, {_VARIABLES!r}, {{'count': len(own)}})\n"
+    f"kernel.session.send(kernel.iopub_socket, {_VARIABLES!r}, own)\n"
 )
 _NOT_KEPT: Final = "the folder for its connections has too long a name."
 _AT_WORK: Final = "The size of a kernel's GPU slice cannot change while it runs a cell."
@@ -396,8 +400,7 @@ class KernelWork:
         run.relay.messages[_VARIABLES] = lambda content: None if said.done() else said.set_result(content)
         run.relay.run_silently(_COUNT_VARIABLES)
         with suppress(asyncio.TimeoutError):
-            count = (await asyncio.wait_for(said, _ANSWERS_WITHIN)).get("count")
-            kept.record = replace(record, count=count if isinstance(count, int) else None)
+            kept.record = record.saying(await asyncio.wait_for(said, _ANSWERS_WITHIN))
 
     async def _stays_awake(self, kept: KeptKernel, run: ProcessRun, why: str) -> events.Event:
         """Connect again to a kernel that was not written to disk."""

@@ -129,6 +129,20 @@ def test_a_notebook_is_known_by_its_real_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "has"),
+    [
+        ({"count": 1, "libraries": ["torch", "numpy"]}, "torch, numpy, 1 variable, 3 MiB"),
+        ({"count": 2, "libraries": ["a", "b", "c", "d"]}, "a, b, c, 2 variables, 3 MiB"),
+        ({"count": "many", "libraries": ["<b>x</b>", "x" * 31, 7, None, "torch"]}, "torch, 3 MiB"),
+        ({"libraries": "torch"}, "3 MiB"),
+        ({}, "3 MiB"),
+    ],
+)
+def test_what_a_kernel_says_of_itself_may_be_anything(told: dict[str, Any], has: str) -> None:
+    assert KernelRecord(ADA, "/tmp/kernel", "key", {}).saying(told).has_in_words(3) == has
+
+
+@pytest.mark.parametrize(
     ("now", "since"),
     [
         ("2026-11-28 23:00", "today 18:02"),

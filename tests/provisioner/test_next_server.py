@@ -126,12 +126,13 @@ async def test_a_stopped_servers_kernel_goes_on_with_the_next_one(jupyter_env: J
             state = json.loads((await server.ask("GET", "gpu-pool/api/slices")).body)
             assert (state["slices"][0]["state"], state["slices"][0]["left_kernel"]) == ("held", "")
             assert (await jupyter_env.only_lease()).state is LeaseState.HELD
-            assert await printed(found, "other = sum(kept); print(1)") == "1\n"
+            code = "import json, IPython, traitlets as t; other = sum(kept); print(1)"
+            assert await printed(found, code) == "1\n"
     assert len(images(jupyter_env)) == 1
     async with serving(jupyter_env) as server:
         session = await server.open_notebook("week1.ipynb", kernel)
         state = json.loads((await server.ask("GET", "gpu-pool/api/slices")).body)
-        assert "(2 variables, " in state["slices"][0]["message"]
+        assert "(IPython, traitlets, 2 variables, " in state["slices"][0]["message"]
         await server.ask("DELETE", f"api/sessions/{json.loads(session.body)['id']}")
         assert not images(jupyter_env)
     assert "is on disk" not in server.log

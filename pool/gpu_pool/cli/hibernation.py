@@ -195,18 +195,19 @@ def check_hibernation(criu: str) -> Iterator[Check]:
         yield from _other_kernels(said)
     wanted = [(criu, "", each) for each in _called(said)] if criu else _settings(said)
     for program, parent, called in dict.fromkeys(wanted):
-        from gpu_pool_provisioner.hibernation.calling import INSTALLED, why_not
+        from gpu_pool_provisioner.hibernation.calling import INSTALLED, version_of_criu, why_not
 
         installed = called or INSTALLED
         if why := why_not(program, installed, parent):
             text = f"kernels do not sleep on disk (hibernate_after): {safe(why, 600)}"
             yield Check("hibernation", "broken" if criu else "note", text, _HOW)
             continue
-        if os.geteuid() != 0:
-            yield Check("hibernation", "ok", f"kernels can sleep on disk, by {installed}")
-            continue
-        yield Check("hibernation", "ok", f"kernels can sleep on disk, by {shutil.which(program)}")
-        yield from _disk(parent or folder())
+        where = parent or folder()
+        is_root = os.geteuid() == 0
+        by = shutil.which(program) if is_root else installed
+        version = version_of_criu(program, installed, parent)
+        yield Check("hibernation", "ok", f"kernels can sleep on disk, by {by} (CRIU {version})")
+        yield from _disk(where, _programs(where)) if is_root else _disk_of_users(installed)
 
 
 def _settings(said: _Said) -> list[tuple[str, str, str]]:
@@ -265,7 +266,20 @@ def _is_of_a_course() -> bool:
     return any((*said, *(each.hibernate_after for each in (sharing.default, *sharing.courses.values()))))
 
 
-def _disk(parent: str) -> Iterator[Check]:
+def _sleep(count: int) -> str:
+    return "1 kernel sleeps" if count == 1 else f"{count} kernels sleep"
+
+
+def _disk_of_users(installed: str) -> Iterator[Check]:
+    """Say how much of this user's sleeps in the folder of an installed program."""
+    from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused
+
+    program = Program(installed=installed)
+    with suppress(ProgramRefused, OSError):
+        yield from _disk(str(program.call("list")["folder"]), [program])
+
+
+def _disk(parent: str, programs: list[Program]) -> Iterator[Check]:
     """Say how much sleeps in a folder, and note where its disk is smaller than this machine's memory."""
     import psutil
 
@@ -275,13 +289,13 @@ def _disk(parent: str) -> Iterator[Check]:
     while not there.exists():
         there = there.parent
     free, memory = shutil.disk_usage(there).free // _MIB, psutil.virtual_memory().total // _MIB
-    found = images(_programs(parent))[1] if Path(parent).exists() else []
+    found = images(programs)[1] if Path(parent).exists() else []
     taken = format_memory(-(-sum(each.size for each in found) // _MIB))
     text = (
-        f"{safe(parent, 300)}: {len(found)} kernels sleep there ({taken}), {format_memory(free)} are free; "
+        f"{safe(parent, 300)}: {_sleep(len(found))} there ({taken}), {format_memory(free)} are free; "
         f"this machine has {format_memory(memory)} of memory"
     )
-    remedy = "Set hibernation_folder to a larger disk: a kernel takes there what it has of memory."
+    remedy = "Set folder (hibernation_folder) to a larger disk: a kernel takes there what it has of memory."
     yield Check("hibernation", *(("ok", text) if free >= memory else ("note", text, remedy)))
 
 

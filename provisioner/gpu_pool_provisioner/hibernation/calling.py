@@ -264,6 +264,14 @@ def why_not(criu: str = "criu", installed: str = INSTALLED, folder: str = "") ->
     return why
 
 
+def version_of_criu(criu: str, installed: str, folder: str) -> str:
+    """Return which CRIU it is by which kernels can sleep; empty for one that does not say it. Blocks."""
+    try:
+        return str(Program(criu, folder, installed=installed).call("check").get("criu", ""))
+    except ProgramRefused:
+        return ""
+
+
 def _why_not(criu: str, installed: str, folder: str) -> str:
     if not sys.platform.startswith("linux"):
         return "only Linux can."

@@ -30,6 +30,9 @@ from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused
 from gpu_pool_provisioner.session import texts
 
 _VERSION: Final = 1
+#: How many libraries are named, and the longest name of one.
+_LIBRARIES: Final = 3
+_LONGEST_NAME: Final = 30
 _MIB: Final = 1 << 20
 #: Kernels that have ended and whose images could not be removed: held, so that nobody goes on with one.
 _refused: Final[dict[str, tuple[Program, Hold]]] = {}
@@ -71,11 +74,21 @@ class KernelRecord:
     count: int | None = None
     #: When it fell asleep, in Unix seconds.
     at: float = 0.0
+    #: What its user has imported that is not Python's own: ``torch``.
+    libraries: tuple[str, ...] = ()
+
+    def saying(self, told: Mapping[str, Any]) -> KernelRecord:
+        """Return it with what the kernel tells of itself, which may be anything."""
+        count, libraries = told.get("count"), told.get("libraries")
+        named = [each for each in libraries if _is_library(each)] if isinstance(libraries, list) else []
+        return replace(
+            self, count=count if isinstance(count, int) else None, libraries=tuple(named[:_LIBRARIES])
+        )
 
     def has_in_words(self, mib: int) -> str:
         """Say what it has, as its user reads it."""
         has = [] if self.count is None else [f"{self.count} variable{'' if self.count == 1 else 's'}"]
-        return ", ".join([*has, memory_in_words(mib)])
+        return ", ".join([*self.libraries, *has, memory_in_words(mib)])
 
     @classmethod
     def read(cls, note: Mapping[str, Any]) -> KernelRecord:
@@ -83,7 +96,12 @@ class KernelRecord:
         if note["version"] != _VERSION:
             raise ValueError("another version has noted it")
         record = dict(note["record"])
-        return cls(owner=Owner(**record.pop("owner")), **record)
+        libraries = tuple(filter(_is_library, record.pop("libraries", ())))
+        return cls(owner=Owner(**record.pop("owner")), libraries=libraries, **record)
+
+
+def _is_library(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and len(name) <= _LONGEST_NAME
 
 
 class Hold:

@@ -217,7 +217,7 @@ def test_the_doctor_says_how_much_sleeps_and_how_much_room_there_is(
     image(asleep, "2-b", 20)
     criu = a_criu(tmp_path, "4.2")
     status, [can, (_, disk)] = checks(terminal, "--hibernation", criu)
-    assert (status, can) == (0, ("ok", f"kernels can sleep on disk, by {criu}"))
+    assert (status, can) == (0, ("ok", f"kernels can sleep on disk, by {criu} (CRIU 4.2)"))
     assert f"{asleep}: 2 kernels sleep there (320MiB), " in disk
 
 

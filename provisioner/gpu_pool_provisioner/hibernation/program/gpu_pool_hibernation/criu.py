@@ -13,6 +13,8 @@ from .values import VERSION, Call, Caller, Refused
 
 #: The oldest CRIU with which this was seen to work on today's kernels.
 OLDEST = (4, 1)
+#: How to have a newer one than a distribution's.
+_GET_IT = "where this system has none, build it (https://criu.org), and name it by the setting criu."
 #: What CRIU is told for either way.
 BOTH = ("--no-default-config", "--manage-cgroups=ignore", "--file-locks", "--link-remap")
 #: Files that are open and have no name go into the image, up to this size.
@@ -24,8 +26,9 @@ _LONGEST_LOG = 256 << 10
 
 
 def check(call: Call, _: str) -> dict[str, object]:
-    """Say why no kernel can sleep here, and which version this is."""
-    return {"why": why_not(call), "version": VERSION}
+    """Say why no kernel can sleep here, and which version this is; where they can, CRIU's, too."""
+    why = why_not(call)
+    return {"why": why, "version": VERSION, "criu": "" if why else ".".join(map(str, _version(call)))}
 
 
 def why_not(call: Call) -> str:
@@ -48,16 +51,22 @@ def why_not(call: Call) -> str:
         oldest = ".".join(map(str, OLDEST))
         return f"there is no {criu}: install CRIU {oldest} or newer, or say where it is."
     try:
-        found = re.search(rb"Version: (\d+)\.(\d+)", said_by(call, "--version")[1])
+        version = _version(call)
     except Refused as error:
         return f"{error}."
-    if found is None or (int(found[1]), int(found[2])) < OLDEST:
-        has = f"is {int(found[1])}.{int(found[2])}" if found else "does not say its version"
-        return f"{criu} {has}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed."
+    if version < OLDEST:
+        has = f"is {version[0]}.{version[1]}" if version else "does not say its version"
+        return f"{criu} {has}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed: {_GET_IT}"
     status, said = said_by(call, "check", *way_of(call.caller))
     if status:
         return f"{criu} check says that this machine cannot: {first_error(said)}"
     return ""
+
+
+def _version(call: Call) -> tuple[int, ...]:
+    """Return CRIU's version, its first two numbers; nothing where it does not say it. Raises ``Refused``."""
+    found = re.search(rb"Version: (\d+)\.(\d+)", said_by(call, "--version")[1])
+    return (int(found[1]), int(found[2])) if found else ()
 
 
 def open_criu(call: Call) -> int:
