@@ -189,10 +189,6 @@ def granted_to_resume(session: Session, event: on.Granted, now: float) -> Outcom
     return held, (do.Resume(event.lease),)
 
 
-def away_while_parked(session: Session, event: on.PoolAway, now: float) -> Outcome:
-    return asking.away_in_queue(session, event, now)
-
-
 def work_while_parking(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:
     return replace(session, parking=replace(_parking(session), is_wanted=True)), ()
 

@@ -199,10 +199,10 @@ def manager_came(session: Session, event: on.ManagerCame, now: float) -> Outcome
 
 def gone(session: Session, event: on.Gone, now: float) -> Outcome:
     if session.then is State.ENDED:
-        ended = replace(session, state=State.ENDED, closes_at=None)
+        ended = replace(session, state=State.ENDED, closes_at=None, pending_until=None)
         # The lease stays known: a start that nobody asked for must not get another.
         back = do.ReleaseLease(session.lease_id, EndReason.WITHDRAWN) if session.lease_id else None
-        return _settled(ended), (do.Drop(), do.Close(), *((back,) if back else ()))
+        return ended, (do.Drop(), do.Close(), *((back,) if back else ()))
     released: Sequence[do.Effect] = ()
     if session.ends_as is not None:
         session, released = asking.gives_up(session, session.ends_as)
@@ -218,11 +218,6 @@ def gone(session: Session, event: on.Gone, now: float) -> Outcome:
         do.ReportHeldCode(),
         do.Show(""),
     )
-
-
-def _settled(session: Session) -> Session:
-    """Return the session of which nothing is due any more."""
-    return replace(asking.without_work(session), closes_at=None, pending_until=None)
 
 
 def work_without_slice(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:
@@ -266,7 +261,8 @@ def _unreserve(session: Session) -> Outcome:
 
 
 def close(session: Session, event: on.CloseRequested, now: float) -> Outcome:
-    return replace(_settled(_bare(session)), state=State.ENDED), (do.Drop(), do.Close())
+    ended = replace(_bare(session), state=State.ENDED, closes_at=None, pending_until=None)
+    return ended, (do.Drop(), do.Close())
 
 
 def failed(session: Session, event: on.Failed, now: float) -> Outcome:

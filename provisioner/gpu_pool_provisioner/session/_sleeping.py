@@ -101,17 +101,13 @@ def launch_prepared(session: Session, event: on.LaunchPrepared, now: float) -> O
     return replace(session, is_prepared=True), (do.Answer(),)
 
 
-def work_hibernated(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:
-    return _goes_on(session, now)
-
-
 def resume_hibernated(session: Session, event: on.ResumeRequested, now: float) -> Outcome:
-    waking, effects = _goes_on(session, now)
+    waking, effects = goes_on(session, event, now)
     stays = waking.state is State.HIBERNATED
     return waking, (do.Reply(texts.MACHINE_IS_EMPTIED if stays else texts.wakes(session.size)), *effects)
 
 
-def _goes_on(session: Session, now: float) -> Outcome:
+def goes_on(session: Session, event: on.Event, now: float) -> Outcome:
     """Wake the kernel; one that another server has left needs a slice of its own, and has it first."""
     if session.is_to_hibernate:
         return _stays_on_disk(session)

@@ -58,16 +58,12 @@ class State(enum.Enum):
     """Its ports are closed."""
 
     @property
-    def is_before_kernel(self) -> bool:
-        """Whether the kernel is still to come, and has not answered."""
-        return self in _BEFORE_KERNEL
-
-    @property
     def has_kernel(self) -> bool:
         """Whether there is a kernel that has answered."""
         return self in _WITH_KERNEL
 
 
+#: Where the kernel is still to come, and has not answered.
 _BEFORE_KERNEL: Final = frozenset(
     (
         *(State.ASKING, State.QUEUED, State.QUEUED_RESIZING, State.HELD),
@@ -294,7 +290,7 @@ class Session:
     @property
     def stands_in(self) -> bool:
         """Whether the proxy is all there is of the kernel: it lives, and has no process."""
-        in_its_place = (self.is_prepared and self.state.is_before_kernel) or self.state is State.ENDING
+        in_its_place = (self.is_prepared and self.state in _BEFORE_KERNEL) or self.state is State.ENDING
         return in_its_place or self.state in _ASLEEP or (self.in_pod and self.state.has_kernel)
 
     @property

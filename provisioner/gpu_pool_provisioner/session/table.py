@@ -224,7 +224,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.WorkSubmitted: Rule(keeping.work_while_parked, (_S.PARKED, _S.RESUMING)),
         on.ResumeRequested: Rule(keeping.resume, (_S.PARKED, _S.RESUMING)),
         on.ParkedAgain: Rule(keeping.parked_again, (_S.PARKED, _S.RESUMING)),
-        on.PoolAway: Rule(keeping.away_while_parked, (_S.PARKED,)),
+        on.PoolAway: Rule(asking.away_in_queue, (_S.PARKED,)),
         on.Resumed: Rule(keeping.resumed, (_S.RUNNING,)),
         on.SleepRequested: Rule(sleeping.sleep_parked, (_S.HIBERNATING,)),
         on.LeaseNews: Rule(sleeping.lease_news, (_S.PARKED, _S.HIBERNATING)),
@@ -237,7 +237,7 @@ TABLE: Final[Mapping[State, _Column]] = {
     _S.HIBERNATED: {
         **_sleeping(_S.HIBERNATED),
         on.LaunchPrepared: Rule(sleeping.launch_prepared, (_S.HIBERNATED,)),
-        on.WorkSubmitted: Rule(sleeping.work_hibernated, (_S.WAKING, _S.ASKING, _S.HIBERNATED)),
+        on.WorkSubmitted: Rule(sleeping.goes_on, (_S.WAKING, _S.ASKING, _S.HIBERNATED)),
         on.ResumeRequested: Rule(sleeping.resume_hibernated, (_S.WAKING, _S.ASKING, _S.HIBERNATED)),
         on.LeaseNews: Rule(sleeping.lease_news, (_S.HIBERNATED,)),
     },
