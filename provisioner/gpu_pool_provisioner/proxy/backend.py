@@ -160,7 +160,7 @@ class BackendConnection:
             return Relay(self.connection, session, front)
         known = {os.getuid(), _uid_of(pid)}
         found = await self._until_it_listens(known)
-        relay = Relay(self.connection, session, front, once=[_channel(name) for name in found])
+        relay = Relay(self.connection, session, front, once=[name.removesuffix("_port") for name in found])
         try:
             await self._until_it_has_answered([self.connection[name] for name in found], known)
         except BaseException:
@@ -225,10 +225,6 @@ def _unguessable(count: int) -> tuple[str, list[int]]:
         if len(found) == count:
             return ip, found
     raise OSError(errno.EADDRINUSE, f"no {count} ports of {ip} are free")
-
-
-def _channel(name: str) -> str:
-    return name.removesuffix("_port")
 
 
 def _only(found: Mapping[int, set[int]], known: set[int]) -> bool:

@@ -128,7 +128,9 @@ class _CountByConnection:
     """Counts what comes over each connection of a socket, and closes one over which too much has come."""
 
     def __init__(self, sock: zmq.Socket[bytes], most: int) -> None:
-        self._endpoint = _name_of(str(sock.getsockopt_string(zmq.LAST_ENDPOINT)))
+        transport, _, name = str(sock.getsockopt_string(zmq.LAST_ENDPOINT)).partition("://")
+        #: What tells the endpoint from others of this process: its port, or its path.
+        self._endpoint: int | str = int(name.rpartition(":")[2]) if transport == "tcp" else name
         self._most = most
         #: By the number of a connection, and its far end.
         self._counts: dict[tuple[int, Any], int] = {}
@@ -141,7 +143,8 @@ class _CountByConnection:
             return False
         # Its thread may have closed the connection meanwhile, and the number may stand for something else.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if _local(connection) != self._endpoint:
+            name = connection.getsockname()
+            if (name[1] if isinstance(name, tuple) else os.fsdecode(name)) != self._endpoint:
                 return False
             # Numbers are given again, as to a page that is reloaded; with TCP the far end is new then.
             who = descriptor, connection.getpeername()
@@ -153,17 +156,6 @@ class _CountByConnection:
                 self._counts.clear()
             self._counts[who] = count
         return False
-
-
-def _name_of(endpoint: str) -> str | int:
-    """Return what tells a ZeroMQ endpoint from others of this process: its port, or its path."""
-    transport, _, name = endpoint.partition("://")
-    return int(name.rpartition(":")[2]) if transport == "tcp" else name
-
-
-def _local(connection: socket.socket) -> str | int:
-    name = connection.getsockname()
-    return int(name[1]) if isinstance(name, tuple) else os.fsdecode(name)
 
 
 def _front_socket(channel: str, kind: int, connection: Mapping[str, Any]) -> zmq.Socket[bytes]:
