@@ -107,8 +107,8 @@ class Relay:
         self._front = front
         self._warnings = RareWarnings()
         self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Set once the kernel's output, and what it asks for, is heard.
+        self._heard, self._connected = asyncio.Event(), asyncio.Event()
         #: When the kernel last began or ended work that was submitted (``time.monotonic()``); None if never.
         self.last_activity: float | None = None
         #: When it worked, for the pool's history.
@@ -122,8 +122,8 @@ class Relay:
         #: Headers of code that was passed on, by message id, until the kernel has published that it is idle.
         self._not_idle: dict[str, Message] = {}
         self._untold: list[str] = []
-        #: Set once the kernel works again, where somebody waits for that.
-        self._work_comes: asyncio.Future[None] | None = None
+        #: Set once the kernel works again.
+        self._work_comes = asyncio.Event()
         handlers = {
             **dict.fromkeys(_BOTH_WAYS, self._take_answer),
             "hb": ignore,
@@ -144,12 +144,13 @@ class Relay:
         """
         self._ask("control")
         self._ask("shell")
-        answer, heard = await self._answer, self._heard
+        answer = await self._answer
         for _ in range(_TRIES):
-            await asyncio.wait({heard, self._connected}, timeout=_ASK_AGAIN)
-            if heard.done() and self._connected.done():
+            both = asyncio.gather(self._heard.wait(), self._connected.wait())
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(both, _ASK_AGAIN)
                 break
-            if not heard.done():
+            if not self._heard.is_set():
                 self._ask("shell")
         return answer
 
@@ -268,12 +269,8 @@ class Relay:
     async def works(self) -> None:
         """Return once the kernel works on what was submitted, or something is submitted to it."""
         if not self.busy and not self._unanswered:
-            self._work_comes = asyncio.get_running_loop().create_future()
-            await self._work_comes
-
-    def _say_works(self) -> None:
-        if self._work_comes is not None and not self._work_comes.done():
-            self._work_comes.set_result(None)
+            self._work_comes.clear()
+            await self._work_comes.wait()
 
     def interrupt(self) -> None:
         """Interrupt the kernel by a message, where it takes no signals."""
@@ -291,7 +288,7 @@ class Relay:
         if _WELCOME in header:
             # It is for this proxy, which subscribes once. Each page has had ours, from when it subscribed; a
             # second one, for a topic that it has not asked for, breaks some (jupyter_server#1497).
-            self._hears_output()
+            self._heard.set()
             return
         is_short = len(frames[-1]) <= _STATUS_BYTES and len(frames) > 3
         state = frames[-1].bytes if is_short and b'"execution_state"' in frames[-1].bytes else b""
@@ -299,17 +296,18 @@ class Relay:
         # until a cell is run, since it ignores the state of a kernel that answers kernel_info_request.
         if b'"starting"' not in state:
             self._front["iopub"].send(frames)
-        self._hears_output()
+        self._heard.set()
         if state:
             self._observe(frames[-3].bytes, state)
 
-    def _hears_output(self) -> None:
-        if not self._heard.done():
-            self._heard.set_result(None)
-
     def _connection(self, channel: str, event: int) -> None:
         if channel == "stdin":
-            self._hears_questions(event)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected.set()
+            # A connection that was lost comes back by itself.
+            is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._connected.is_set()
+            if is_refused and not self._answer.done():
+                self._answer.set_exception(UnencryptedError())
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._open.add(channel)
         elif event == zmq.EVENT_DISCONNECTED:
@@ -324,14 +322,6 @@ class Relay:
     async def _close_read(self, channel: str) -> None:
         await self.back[channel].read()
         self.back[channel].close()
-
-    def _hears_questions(self, event: int) -> None:
-        if self._connected.done():
-            return  # a connection that was lost comes back by itself
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._connected.set_result(None)
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._answer.done():
-            self._answer.set_exception(UnencryptedError())
 
     def _reply(self, channel: str, frames: list[zmq.Frame]) -> None:
         if frames[0].bytes == DELIM:  # to a request of ours, which has no identity
@@ -350,7 +340,7 @@ class Relay:
             message_id = header.get("msg_id", "")
             self._unanswered[message_id] = frames
             self._not_idle[message_id] = header
-            self._say_works()
+            self._work_comes.set()
             if self._untold:  # not once it runs: what is told may be why it does not
                 self._tell_now(header)
         self.back[channel].send(frames)
@@ -366,7 +356,7 @@ class Relay:
                 self.busy_times.see(busy=self.busy)
                 return
             self.busy_times.see(busy=True)
-            self._say_works()
+            self._work_comes.set()
             self._at_work[message_id] = header
             if len(self._at_work) > _MOST_AT_WORK:
                 del self._at_work[next(iter(self._at_work))]
