@@ -120,8 +120,10 @@ class LocalBackend(Backend):
         real = [each for each in looked_at if found.by_driver and not each.simulated and not each.node]
         faults = (await self._driver.faults(real, max_age, patience) or {}) if real else {}
         seen_from = self._seen[1] if self._seen and self._seen[0] is found else self._see(found)
-        await self._follow_job()
-        return DevicesFound(found, seen_from, others_use(found.devices, self._shares), faults=faults)
+        if self._job_end is not None:
+            await self._job_end.follow()
+        others = others_use(found.devices, self._shares) if self._shares else None
+        return DevicesFound(found, seen_from, others, faults=faults)
 
     def _have_others_said_more(self) -> bool:
         """Whether other nodes have more than was found; those that were silent are asked again meanwhile."""
@@ -129,10 +131,6 @@ class LocalBackend(Backend):
             return False
         self._steps.look_again()
         return self._steps.others.devices != self._others
-
-    async def _follow_job(self) -> None:
-        if self._job_end is not None:
-            await self._job_end.follow()
 
     def _see(self, found: Inventory) -> SeenFrom:
         """Return what this process sees. A service's pool has what the service has, and nothing else."""
@@ -255,7 +253,8 @@ class LocalBackend(Backend):
 
     async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
         """See ``Backend.unbind``: limits are taken away."""
-        await self._follow_job()  # each that holds something comes by here
+        if self._job_end is not None:  # each that holds something comes by here
+            await self._job_end.follow()
         await self.enforcer.settle(living)
         if self._steps is not None:
             await self._steps.settle(living)
