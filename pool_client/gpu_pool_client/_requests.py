@@ -315,7 +315,9 @@ def _parse_size(word: str, text: str) -> tuple[int, int | None, int | None]:
         return count, None, _mib(match["whole"], match["part"], unit, text)
     milli = _exact_milli(match["whole"], match["part"], unit, text)
     if unit == "%" or milli < WHOLE:
-        return count, _check_share(milli, text), None
+        if not 1 <= milli <= WHOLE:
+            raise _refusal(text, "a share is between 0.1% and 100%")
+        return count, milli, None
     return _whole_devices(match["count"], milli, text), WHOLE, None
 
 
@@ -344,12 +346,6 @@ def _whole_devices(count: str | None, milli: int, text: str) -> int:
     if total > MAX_COUNT:
         raise _refusal(text, f"the number of GPUs is between 1 and {MAX_COUNT}")
     return total
-
-
-def _check_share(milli: int, text: str) -> int:
-    if not 1 <= milli <= WHOLE:
-        raise _refusal(text, "a share is between 0.1% and 100%")
-    return milli
 
 
 def _exact_milli(whole: str, part: str | None, unit: str, text: str) -> int:

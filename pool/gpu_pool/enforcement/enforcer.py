@@ -100,14 +100,8 @@ class ParkedMemory:
 
     async def move_back(self, lease: Lease) -> None:
         """Bring back what was moved, if anything was. Raises ``Lost``, and ``PoolUnreachable``."""
-        if self.holds(lease.id):
-            await self._bring_back(lease)
-
-    def holds(self, lease_id: str) -> bool:
-        """Whether something of this lease was moved out."""
-        return (self._folder / lease_id).exists()
-
-    async def _bring_back(self, lease: Lease) -> None:
+        if not self.holds(lease.id):
+            return
         for _ in range(_TRIES):
             with contextlib.suppress(NotRestored):
                 await self._mover(lease).run(lambda: self._move_back(lease.id), _MOVE_WITHIN)
@@ -117,6 +111,10 @@ class ParkedMemory:
             "Something else uses the GPU memory that this kernel needs to go on; its variables are kept.",
             "Ask the administrator what runs on the GPU, and run the cell again.",
         )
+
+    def holds(self, lease_id: str) -> bool:
+        """Whether something of this lease was moved out."""
+        return (self._folder / lease_id).exists()
 
     def _move_back(self, lease_id: str) -> None:
         try:

@@ -366,7 +366,7 @@ class GpuPool(Pool):
         """
         activity = await self._activity(lease)
         if activity.initialised is False:
-            return not self._keeps_state(lease)
+            return self.backend.suspension is None or not self.backend.suspension.keeps(lease)
         if not self._in_pod(lease.id) or activity.memory_mib is None:
             return False
         rules = self.core.settings.rules
@@ -376,9 +376,6 @@ class GpuPool(Pool):
 
     def _in_pod(self, lease_id: str) -> bool:
         return self.backend.host is not None and self.backend.host.has_kernel(lease_id)
-
-    def _keeps_state(self, lease: Lease) -> bool:
-        return self.backend.suspension is not None and self.backend.suspension.keeps(lease)
 
     async def park(self, lease_id: str, *, yields: bool = False) -> Lease:
         """See ``Pool.park``."""
