@@ -179,19 +179,17 @@ class PoolWork:
     async def _ask(self, work: effects.Ask) -> events.Event:
         if self._telling:
             await self.settled()  # what goes back counts against its user's quota until it is back
+        pool = self.pool.without_retries() if work.at_once else self.pool
         try:
-            lease = await (self._earlier(work) if work.lease_id else self._new_lease(work))
+            lease = await (self._earlier(work, pool) if work.lease_id else self._new_lease(work, pool))
         except PoolUnreachable:
             raise
         except GpuPoolError as error:
             return events.Refused(error)
         return events.Queued(lease) if lease.state is LeaseState.WAITING else events.Granted(lease)
 
-    def _asked(self, work: effects.Ask) -> Pool:
-        return self.pool.without_retries() if work.at_once else self.pool
-
-    async def _new_lease(self, work: effects.Ask) -> Lease:
-        key, holder, pool = f"{self._key}{work.number}", self._holder(), self._asked(work)
+    async def _new_lease(self, work: effects.Ask, pool: Pool) -> Lease:
+        key, holder = f"{self._key}{work.number}", self._holder()
         while True:
             if work.within is None:
                 lease = await pool.request(work.request, holder, key)
@@ -201,9 +199,8 @@ class PoolWork:
                 return lease
             key = uuid.uuid4().hex  # an earlier call was heard, and nobody came for what it got
 
-    async def _earlier(self, work: effects.Ask) -> Lease:
+    async def _earlier(self, work: effects.Ask, pool: Pool) -> Lease:
         """Return the lease from before a restart. Raises ``LeaseGone`` when it has ended."""
-        pool = self._asked(work)
         try:
             lease = await pool.get_lease(work.lease_id or "")
         except LeaseGone as error:
