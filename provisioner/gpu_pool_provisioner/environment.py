@@ -33,20 +33,16 @@ class SliceEnvironment:
         self.command = kernel_command(list(command))
         self._python = command[0]
         self._environment = dict(environment)
-        self._hook = self.command != list(command)
+        #: Whether the running kernel can be told of other variables.
+        self.takes_changes = self.command != list(command)
         self.variables: Mapping[str, str] = slice_environment(
-            lease, self._python, self._environment, hook=self._hook
+            lease, self._python, self._environment, hook=self.takes_changes
         )
-
-    @property
-    def takes_changes(self) -> bool:
-        """Whether the running kernel can be told of other variables."""
-        return self._hook
 
     def change(self, lease: Lease) -> dict[str, tuple[str | None, str | None]]:
         """Return the variables that change, each with its value before and now; None where it is unset."""
         before = self.variables
-        now = slice_environment(lease, self._python, self._environment, hook=self._hook)
+        now = slice_environment(lease, self._python, self._environment, hook=self.takes_changes)
         self.variables = now
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return {name: (before.get(name), now.get(name)) for name in names}
