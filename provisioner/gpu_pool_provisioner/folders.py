@@ -102,12 +102,6 @@ def _remove_abandoned_once(parent: str, name: str) -> None:
     remove_abandoned(parent, name)
 
 
-def folders_in(parent: str, name: str) -> list[str]:
-    """Return the folders in ``parent`` whose names begin so, of this machine. Raises ``OSError``."""
-    with os.scandir(parent) as found:
-        return [each.path for each in found if each.name.startswith(_prefix(name))]
-
-
 def hold_left(path: str) -> int | None:
     """Hold a folder of this user's that was left; None where somebody else does, or it is gone."""
     try:
@@ -126,8 +120,13 @@ def hold_left(path: str) -> int | None:
 
 
 def remove_abandoned(parent: str, name: str) -> None:
-    """Remove this user's folders of that name in ``parent`` that no process of this machine holds."""
-    for path in folders_in(parent, name):
+    """Remove this user's folders of that name in ``parent`` that no process of this machine holds.
+
+    Raises ``OSError``.
+    """
+    with os.scandir(parent) as found:
+        paths = [each.path for each in found if each.name.startswith(_prefix(name))]
+    for path in paths:
         folder = hold_left(path)
         if folder is not None:
             shutil.rmtree(path, ignore_errors=True)

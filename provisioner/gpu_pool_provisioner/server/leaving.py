@@ -30,7 +30,8 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
         else:
             server.log.info("The kernel of %s is on disk, for the next server.", kernel.notebook)
 
-    tasks = {asyncio.create_task(leave_one(each)): each for each in sorted(kernels, key=_bytes)}
+    smallest_first = sorted(kernels, key=lambda each: each.leaves_bytes or 0)
+    tasks = {asyncio.create_task(leave_one(each)): each for each in smallest_first}
     done, late = await asyncio.wait(tasks, timeout=within)
     for task in late:
         task.cancel()
@@ -50,7 +51,3 @@ async def _paths(server: Any) -> dict[str, str]:
         for each in sessions
     }
     return {kernel_id: each[SESSION_VARIABLE] for kernel_id, each in variables.items()}
-
-
-def _bytes(kernel: GPUPoolProvisioner) -> int:
-    return kernel.leaves_bytes or 0
