@@ -490,25 +490,21 @@ class GPUPoolProvisioner(SliceSettings):
         if driver is None or driver.session.state in _SHUT_DOWN:
             raise advice.for_dialog(texts.wait_given_up(parse_request(self.slice).size))
         if not driver.is_open:
-            await self._open(driver, cmd)
+            spec = self.kernel_spec
+            kernel = ProxiedKernel(
+                connection_file=self.parent.connection_file,
+                introduction=introduction(spec.language, cmd, debugger=bool(spec.metadata.get("debugger"))),
+                ready_timeout=self.ready_timeout,
+                grace=self._grace,
+                ending=lambda: self.parent.shutting_down,
+                start_timeout=self.start_timeout,
+            )
+            await in_background(driver.open(kernel, reserved=self._ports))
+            self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
         here, in_pod = partial(self._launch_on, driver, cmd, kwargs), partial(self._for_pod, cmd, kwargs)
         wait_log = WaitLog(self.log, self._asked_at, self.unattended_wait) if self.is_unattended else None
         await in_background(driver.start(LaunchPlan(cmd, here, in_pod), wait_log))
         return driver
-
-    async def _open(self, driver: SessionDriver, cmd: list[str]) -> None:
-        """Listen on the kernel's ports. Raises ``OSError``."""
-        spec = self.kernel_spec
-        kernel = ProxiedKernel(
-            connection_file=self.parent.connection_file,
-            introduction=introduction(spec.language, cmd, debugger=bool(spec.metadata.get("debugger"))),
-            ready_timeout=self.ready_timeout,
-            grace=self._grace,
-            ending=lambda: self.parent.shutting_down,
-            start_timeout=self.start_timeout,
-        )
-        await in_background(driver.open(kernel, reserved=self._ports))
-        self._proxy_connection = dict(self.connection_info)  # type: ignore[assignment]
 
     def _for_pod(
         self, cmd: list[str], kwargs: dict[str, Any], connection: Mapping[str, Any]
