@@ -109,7 +109,9 @@ def granted(session: Session, event: on.Granted, now: float) -> Outcome:
         is_granted=True,
         gives_up_at=None,
     )
-    return _launches(held, event.lease) if held.is_prepared else (held, ())
+    if not held.is_prepared:
+        return held, ()
+    return replace(held, state=State.STARTING), (do.StartKernel(event.lease),)
 
 
 def launch_prepared(session: Session, event: on.LaunchPrepared, now: float) -> Outcome:
@@ -122,13 +124,8 @@ def launch_prepared(session: Session, event: on.LaunchPrepared, now: float) -> O
 
 def launch_held(session: Session, event: on.LaunchPrepared, now: float) -> Outcome:
     assert session.lease is not None
-    prepared, effects = launch_prepared(session, on.LaunchPrepared(), now)
-    starting, launches = _launches(prepared, session.lease)
-    return starting, (*effects, *launches)
-
-
-def _launches(session: Session, lease: Lease) -> Outcome:
-    return replace(session, state=State.STARTING), (do.StartKernel(lease),)
+    starting = replace(session, state=State.STARTING, is_prepared=True)
+    return starting, (do.Answer(), do.StartKernel(session.lease))
 
 
 def refused(session: Session, event: on.Refused, now: float) -> Outcome:
