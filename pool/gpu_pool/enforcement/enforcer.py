@@ -211,7 +211,9 @@ class Enforcer:
 
     def state(self, lease: Lease) -> Lease:
         """Return a lease with the truth about its limits, and whether it is watched over."""
-        lease = _without_effect(self._isolation.state(lease), self.allows_burst)
+        lease = self._isolation.state(lease)
+        if lease.request.has_limit and lease.slices:
+            lease = _without_effect(lease, self.allows_burst)
         if self._settings.device_names == INDEX and lease.state is LeaseState.HELD:
             lease = with_indices(lease, self._isolation)
         if self._owner or (self._settings.watchdog in ("warn", "end") and not lease.simulated):
@@ -370,8 +372,7 @@ def _kept_here(lease: Lease) -> bool:
 
 def _without_effect(lease: Lease, allows_burst: Callable[[Device], bool]) -> Lease:
     """Say so where a limit above the guarantee changes nothing: on MIG instances, say, and under MPS."""
-    have_effect = all(part.limit_mib and allows_burst(part.device) for part in lease.slices)
-    if have_effect or not (lease.slices and lease.request.has_limit):
+    if all(part.limit_mib and allows_burst(part.device) for part in lease.slices):
         return lease
     slices = tuple(
         part if allows_burst(part.device) else replace(part, limit_mib=0, burst_mib=0)
