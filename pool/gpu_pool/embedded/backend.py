@@ -151,15 +151,13 @@ class LocalBackend(Backend):
         if divided:
             found = found.with_unified_memory(divided)
         self._driver.seen_well()
-        return self._with_other_nodes(
-            self._of_job(replace(found, devices=self.enforcer.adapt(found.devices)))
-        )
+        found = replace(found, devices=self.enforcer.adapt(found.devices))
+        return found if job is None else self._with_other_nodes(self._of_job(job, found))
 
-    def _of_job(self, found: Inventory) -> Inventory:
+    def _of_job(self, job: Allocation, found: Inventory) -> Inventory:
         """Note how much of the devices is this process's where a Slurm job has but a part of them."""
-        job = self._allocation
         self._shares = {}
-        if job is None or not job.may_have_parts or not found.by_driver or not found.devices:
+        if not job.may_have_parts or not found.by_driver or not found.devices:
             return found
         try:
             self._shares = shares_of(job, found.devices)
