@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
@@ -346,14 +347,12 @@ class Database:
         the store can be read nevertheless: nobody else has it open, or the files would be there.
         """
         try:
-            return _connect(self.path, check=self._check_shared), False
+            check = partial(files.check_shared, self.path, self._file, self._lock.file)
+            return _connect(self.path, check=check), False
         except sqlite3.OperationalError as error:
             if not isinstance(as_unusable(error, self.path), NoSpace) or _has_log(self.path):
                 raise
             return _connect(self.path, "mode=ro&immutable=1"), True
-
-    def _check_shared(self) -> None:
-        files.check_shared(self.path, self._file, self._lock.file)
 
     def _make_room(self) -> None:
         """Move the write-ahead log into the database, so that the next decision is written over it."""
