@@ -177,7 +177,7 @@ def form_of(operation: Operation) -> Form:
         (result,) = get_args(result)
     # Those who wait for a change say so in words of their own.
     names = () if operation.poll is not None else operation.signature.parameters
-    in_path = _in_path(operation, http)
+    in_path = tuple(name for name in operation.signature.parameters if _placeholder(name) in http.path)
     arguments = {name: hints[name] for name in names if name not in in_path}
     fields = tuple(each for name in arguments for each in _fields(operation, http, name, hints[name]))
     body = _body(operation, fields) if http.method == "POST" and fields else None
@@ -186,10 +186,6 @@ def form_of(operation: Operation) -> Form:
 
 def _placeholder(argument: str) -> str:
     return f"{{{argument.removesuffix('_id')}}}"
-
-
-def _in_path(operation: Operation, http: Http) -> tuple[str, ...]:
-    return tuple(name for name in operation.signature.parameters if _placeholder(name) in http.path)
 
 
 def _fields(operation: Operation, http: Http, name: str, kind: Any) -> list[WireField]:
