@@ -384,7 +384,7 @@ class KernelWork:
         await run.relay.is_idle(_ANSWERS_WITHIN)
         if self._following is not None:
             self._following.cancel()
-        run.disconnect()
+        run.relay.close()  # the kernel goes on
         try:
             await kept.closed(run.sockets)
             size = await kept.sleep(lease)

@@ -100,10 +100,6 @@ class ProcessRun(KernelRun):
         """Return a run of the same kernel as another process: one that was on disk."""
         return ProcessRun(self._lease, pid, self._backend, *self._sides)
 
-    def disconnect(self) -> None:
-        """Close the connection to the kernel, which goes on."""
-        self.relay.close()
-
     async def keep_lease(self) -> None:
         """Tie the lease to this process: the kernel's is about to end. Raises the pool's errors."""
         await self._lease.attach(Process.current(), grace=0.0)
