@@ -38,10 +38,10 @@ class Reference(Resizing):
         """Take note of a request that was not refused."""
         request = self.counted_as(request)
         milli, memory_mib = self._size(request)
-        name = self.sharing.course(course).name
+        wanted = self.sharing.course(course)
         known = Known(
-            lease_id, key, user, name, request, keeper, self.wall, self.wall, milli, memory_mib,
-            batch or self.sharing.is_batch(name),
+            lease_id, key, user, wanted.name, request, keeper, self.wall, self.wall, milli, memory_mib,
+            batch or wanted.batch,
         )  # fmt: skip
         self.leases[lease_id] = known
         parts = None if self.queue else placement.place(request, self.granted_from(), self.rules)

@@ -144,10 +144,6 @@ class Sharing:
                 highest = group.priority
         return highest
 
-    def is_batch(self, course: str | None) -> bool:
-        """Whether all that is asked for in a course's name is batch work."""
-        return self.courses.get(course or "", self.default).batch
-
     @property
     def has_quotas(self) -> bool:
         """Whether anybody is limited by a quota."""
