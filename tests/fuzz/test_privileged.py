@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fuzz.corpus import kept
 from gpu_pool.enforcement.privileged import program
-from gpu_pool.enforcement.privileged.program import System
+from gpu_pool.enforcement.privileged.program import SystemPaths
 from support.examples import examples
 
 _UUID, _LEASE = "GPU-01234567-89ab-cdef-0123-456789abcdef", "12-0123abcd"
@@ -40,21 +40,21 @@ echo {uuid}
 
 
 @pytest.fixture
-def system(tmp_path: Path) -> System:
+def system(tmp_path: Path) -> SystemPaths:
     """Return a folder in place of control groups, and in place of nvidia-smi what writes down its words."""
     smi, groups = tmp_path / "nvidia-smi", tmp_path / "cgroup"
     groups.mkdir()
     (groups / "cgroup.controllers").write_text("cpu dmem")
     smi.write_text(_SMI.format(told=shlex.quote(str(tmp_path / "told")), uuid=_UUID))
     smi.chmod(0o755)
-    return System(str(smi), groups)
+    return SystemPaths(str(smi), groups)
 
 
 @kept("privileged", json.loads)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=st.lists(_WORDS, max_size=5))
 def test_it_does_what_its_verbs_say_and_nothing_else(
-    system: System, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    system: SystemPaths, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     before = _files(system.cgroups.parent)
     with pytest.MonkeyPatch.context() as patch:
@@ -77,7 +77,7 @@ from pathlib import Path
 path, smi, cgroups, *arguments = sys.argv[1:]
 os.geteuid = lambda: 0
 program = runpy.run_path(path)
-sys.exit(program["main"](arguments, program["System"](smi, Path(cgroups))))
+sys.exit(program["main"](arguments, program["SystemPaths"](smi, Path(cgroups))))
 """
 _RAW = st.binary(max_size=40).filter(lambda word: b"\0" not in word)
 _ARGUMENT = st.one_of(
@@ -97,7 +97,7 @@ _ARGUMENT = st.one_of(
 @example(arguments=[b"cgroup-join", _LEASE.encode(), b"9" * 5_000], uid=b"1000")
 @example(arguments=[b"cgroup-make", b"\xff\xfe"], uid=b"\xff")
 def test_the_program_answers_every_command_line_with_one_line_and_its_status(
-    system: System, arguments: Sequence[bytes], uid: bytes
+    system: SystemPaths, arguments: Sequence[bytes], uid: bytes
 ) -> None:
     (system.folder / _LEASE).mkdir(parents=True, exist_ok=True)
     where = [program.__file__, system.nvidia_smi, str(system.cgroups)]

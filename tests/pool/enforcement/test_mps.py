@@ -12,7 +12,7 @@ import pytest
 from gpu_pool.enforcement import TierFailed
 from gpu_pool.enforcement.mps import MpsTier
 from gpu_pool.enforcement.privileged import Privileged
-from gpu_pool.enforcement.privileged.program import System
+from gpu_pool.enforcement.privileged.program import SystemPaths
 from gpu_pool_client import Device, Lease, Process, Strength
 from support.mps_stub import OTHER, V100, Stub, lease
 
@@ -30,7 +30,7 @@ def tier(stub: Stub, runtime: Path) -> MpsTier:
 
 
 def make(stub: Stub, runtime: Path, **options: object) -> MpsTier:
-    smi = System(nvidia_smi=f"{stub.folder / 'nvidia-smi'}")
+    smi = SystemPaths(nvidia_smi=f"{stub.folder / 'nvidia-smi'}")
     chosen = {"privileged": Privileged(system=smi, root=True), "timeout": 30.0, **options}
     return MpsTier(runtime, **chosen)  # type: ignore[arg-type]
 

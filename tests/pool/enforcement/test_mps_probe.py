@@ -11,7 +11,7 @@ import pytest
 from gpu_pool.enforcement.mps import MpsTier, ProbeOutcome, attempt
 from gpu_pool.enforcement.mps.probe import CONFUSING
 from gpu_pool.enforcement.privileged import Privileged
-from gpu_pool.enforcement.privileged.program import System
+from gpu_pool.enforcement.privileged.program import SystemPaths
 from gpu_pool_client import Strength
 from support.mps_stub import V100, Stub, build_cuda, lease
 
@@ -71,7 +71,7 @@ def tier(stub: Stub, runtime: Path, cuda: Path, monkeypatch: pytest.MonkeyPatch)
     if os.geteuid() != 0:
         pytest.skip("only root can try what another user can do")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{cuda}")
-    smi = System(nvidia_smi=f"{stub.folder / 'nvidia-smi'}")
+    smi = SystemPaths(nvidia_smi=f"{stub.folder / 'nvidia-smi'}")
     tier = MpsTier(runtime, uid=12345, privileged=Privileged(system=smi, root=True), timeout=30.0)
     tier.prepare(V100)
     return tier

@@ -17,13 +17,13 @@ import pytest
 from gpu_pool.enforcement import TierFailed
 from gpu_pool.enforcement.mps import MpsTier
 from gpu_pool.enforcement.privileged import Privileged
-from gpu_pool.enforcement.privileged.program import System
+from gpu_pool.enforcement.privileged.program import SystemPaths
 from support.mps_stub import OTHER, V100, Stub, lease
 
 
 def make(stub: Stub, runtime: Path, **options: object) -> MpsTier:
     """Return a tier as a pool makes one when it starts."""
-    smi = System(nvidia_smi=f"{stub.folder / 'nvidia-smi'}")
+    smi = SystemPaths(nvidia_smi=f"{stub.folder / 'nvidia-smi'}")
     chosen = {"privileged": Privileged(system=smi, root=True), "timeout": 30.0, **options}
     return MpsTier(runtime, **chosen)  # type: ignore[arg-type]
 
@@ -271,11 +271,11 @@ def crashed(stub: Stub, runtime: Path) -> Iterator[Stub]:
         import os, pathlib, signal
         from gpu_pool.enforcement.mps import MpsTier
         from gpu_pool.enforcement.privileged import Privileged
-        from gpu_pool.enforcement.privileged.program import System
+        from gpu_pool.enforcement.privileged.program import SystemPaths
         import pytest
         from support.mps_stub import OTHER, V100, Stub, lease
         Stub(pathlib.Path({f"{stub.folder}"!r})).hide_others(pytest.MonkeyPatch())
-        system = System(nvidia_smi={f"{stub.folder}/nvidia-smi"!r})
+        system = SystemPaths(nvidia_smi={f"{stub.folder}/nvidia-smi"!r})
         tier = MpsTier(pathlib.Path({f"{runtime}"!r}), privileged=Privileged(system=system, root=True))
         tier.prepare(V100)
         tier.prepare(OTHER)

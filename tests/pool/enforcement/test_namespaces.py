@@ -14,7 +14,7 @@ from gpu_pool.enforcement import TierFailed
 from gpu_pool.enforcement.mps import ProbeOutcome
 from gpu_pool.enforcement.mps_namespaces import CgroupTier
 from gpu_pool.enforcement.privileged import Privileged
-from gpu_pool.enforcement.privileged.program import System
+from gpu_pool.enforcement.privileged.program import SystemPaths
 from gpu_pool_client import Device, Lease, Process, Strength
 from support import mps_stub
 from support.mps_stub import Stub, build_cuda
@@ -56,7 +56,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(stub: Stub, runtime: Path, groups: Path, **options: object) -> CgroupTier:
-    system = System(f"{stub.folder / 'nvidia-smi'}", groups)
+    system = SystemPaths(f"{stub.folder / 'nvidia-smi'}", groups)
     chosen = {"privileged": Privileged(system=system, root=True), "timeout": 30.0, **options}
     return CgroupTier(runtime, **chosen)  # type: ignore[arg-type]
 

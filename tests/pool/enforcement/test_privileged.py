@@ -14,7 +14,7 @@ import pytest
 from gpu_pool.enforcement import TierFailed
 from gpu_pool.enforcement.privileged import Privileged
 from gpu_pool.enforcement.privileged import program as privileged_program
-from gpu_pool.enforcement.privileged.program import _LEASE, PrivilegedRefused, System, perform
+from gpu_pool.enforcement.privileged.program import _LEASE, PrivilegedRefused, SystemPaths, perform
 from support.mps_stub import V100, Stub
 from support.pools import embedded, running, take
 
@@ -24,17 +24,17 @@ ME = os.getuid()
 
 
 @pytest.fixture
-def system(stub: Stub, tmp_path: Path) -> System:
+def system(stub: Stub, tmp_path: Path) -> SystemPaths:
     """Give a machine whose control groups are plain folders."""
     groups = tmp_path / "cgroup"
     for folder in (groups, groups / "gpu-pool"):
         folder.mkdir()
         (folder / "cgroup.controllers").write_text("cpu dmem memory\n")
-    return System(f"{stub.folder / 'nvidia-smi'}", groups)
+    return SystemPaths(f"{stub.folder / 'nvidia-smi'}", groups)
 
 
 @pytest.fixture
-def group(system: System) -> Path:
+def group(system: SystemPaths) -> Path:
     """Give the control group of a lease, with the file that the kernel would make in it."""
     perform(["cgroup-make", LEASE], system, ME)
     (system.folder / LEASE / "cgroup.procs").write_text("")
@@ -83,14 +83,14 @@ def group(system: System) -> Path:
         ["cgroup-remove", "gpu-pool"],
     ],
 )
-def test_nothing_else_is_accepted(arguments: list[str], system: System, stub: Stub) -> None:
+def test_nothing_else_is_accepted(arguments: list[str], system: SystemPaths, stub: Stub) -> None:
     with pytest.raises(PrivilegedRefused, match="accepted"):
         perform(arguments, system, 0)
     assert stub.cards()["calls"] == []
     assert {path.name for path in system.cgroups.rglob("*")} == {"cgroup.controllers", "gpu-pool"}
 
 
-def test_compute_modes(system: System, stub: Stub) -> None:
+def test_compute_modes(system: SystemPaths, stub: Stub) -> None:
     perform(["compute-mode", V100.uuid, "exclusive"], system, ME)
     assert stub.mode() == "Exclusive_Process"
     perform(["compute-mode", V100.uuid, "default"], system, ME)
@@ -98,7 +98,7 @@ def test_compute_modes(system: System, stub: Stub) -> None:
 
 
 def test_tools_are_run_with_an_empty_environment(
-    system: System, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    system: SystemPaths, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD_OF_MINE", "evil.so")
     perform(["compute-mode", V100.uuid, "exclusive"], system, ME)
@@ -106,13 +106,13 @@ def test_tools_are_run_with_an_empty_environment(
     assert set(stub.cards()["environ"]) <= {"LC_CTYPE"}
 
 
-def test_a_tool_that_fails_is_quoted(system: System, stub: Stub) -> None:
+def test_a_tool_that_fails_is_quoted(system: SystemPaths, stub: Stub) -> None:
     stub.cards(fixed=True)
     with pytest.raises(PrivilegedRefused, match="Insufficient Permissions"):
         perform(["compute-mode", V100.uuid, "exclusive"], system, ME)
 
 
-def test_a_group_is_made_limited_joined_and_removed(system: System, stub: Stub, group: Path) -> None:
+def test_a_group_is_made_limited_joined_and_removed(system: SystemPaths, stub: Stub, group: Path) -> None:
     assert (system.cgroups / "cgroup.subtree_control").read_text() == "+dmem"
     assert (system.folder / "cgroup.subtree_control").read_text() == "+dmem"
     answer = perform(["cgroup-limit", LEASE, V100.uuid, "655"], system, ME)
@@ -124,7 +124,7 @@ def test_a_group_is_made_limited_joined_and_removed(system: System, stub: Stub, 
 
 
 def test_the_soft_limit_is_zeroed_before_a_group_is_removed(
-    system: System, stub: Stub, group: Path, monkeypatch: pytest.MonkeyPatch
+    system: SystemPaths, stub: Stub, group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     perform(["cgroup-limit", LEASE, V100.uuid, "655"], system, ME)
     removed: list[object] = []
@@ -134,23 +134,23 @@ def test_the_soft_limit_is_zeroed_before_a_group_is_removed(
     assert removed == [(group, {f"{group}": ["0", "max"]})]
 
 
-def test_what_is_done_twice_is_done(system: System, group: Path) -> None:
+def test_what_is_done_twice_is_done(system: SystemPaths, group: Path) -> None:
     perform(["cgroup-make", LEASE], system, ME)
     perform(["cgroup-remove", "13-ffff0000"], system, ME)
 
 
-def test_a_group_that_does_not_exist(system: System) -> None:
+def test_a_group_that_does_not_exist(system: SystemPaths) -> None:
     with pytest.raises(PrivilegedRefused, match="has no control group"):
         perform(["cgroup-limit", LEASE, V100.uuid, "655"], system, ME)
 
 
-def test_version_1_of_control_groups(system: System) -> None:
+def test_version_1_of_control_groups(system: SystemPaths) -> None:
     (system.cgroups / "cgroup.controllers").unlink()
     with pytest.raises(PrivilegedRefused, match="not cgroup v2"):
         perform(["cgroup-make", LEASE], system, ME)
 
 
-def test_a_process_of_another_user_is_not_moved(system: System, group: Path) -> None:
+def test_a_process_of_another_user_is_not_moved(system: SystemPaths, group: Path) -> None:
     with running() as process:
         with pytest.raises(PrivilegedRefused, match=f"not one of user {ME + 1}'s"):
             perform(["cgroup-join", LEASE, f"{process.pid}"], system, ME + 1)
@@ -159,7 +159,7 @@ def test_a_process_of_another_user_is_not_moved(system: System, group: Path) -> 
         assert (group / "cgroup.procs").read_text() == f"{process.pid}"
 
 
-def test_a_process_that_has_ended_is_not_moved(system: System, group: Path) -> None:
+def test_a_process_that_has_ended_is_not_moved(system: SystemPaths, group: Path) -> None:
     with running() as process:
         process.kill()
         process.wait()
@@ -167,7 +167,7 @@ def test_a_process_that_has_ended_is_not_moved(system: System, group: Path) -> N
             perform(["cgroup-join", LEASE, f"{process.pid}"], system, 0)
 
 
-def test_a_process_that_ends_meanwhile_is_not_said_to_be_moved(system: System, group: Path) -> None:
+def test_a_process_that_ends_meanwhile_is_not_said_to_be_moved(system: SystemPaths, group: Path) -> None:
     with running() as process:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its number is not free yet
@@ -175,7 +175,7 @@ def test_a_process_that_ends_meanwhile_is_not_said_to_be_moved(system: System, g
             perform(["cgroup-join", LEASE, f"{process.pid}"], system, 0)
 
 
-def test_a_pid_above_all_that_linux_gives_is_no_process(system: System, group: Path) -> None:
+def test_a_pid_above_all_that_linux_gives_is_no_process(system: SystemPaths, group: Path) -> None:
     with pytest.raises(ProcessLookupError):
         perform(["cgroup-join", LEASE, "9999999"], system, 0)
 

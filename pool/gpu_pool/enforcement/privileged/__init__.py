@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from gpu_pool.enforcement.privileged.program import PrivilegedRefused, System, perform
+from gpu_pool.enforcement.privileged.program import PrivilegedRefused, SystemPaths, perform
 from gpu_pool.enforcement.tiers import TierFailed
 
 __all__ = ["PROGRAM", "Privileged"]
@@ -25,9 +25,9 @@ class Privileged:
     """The privileged program, as the pool calls it. ``root`` tells whether the pool is root itself."""
 
     def __init__(
-        self, *, program: Path = PROGRAM, system: System | None = None, root: bool | None = None
+        self, *, program: Path = PROGRAM, system: SystemPaths | None = None, root: bool | None = None
     ) -> None:
-        self._program, self.system = program, system or System()
+        self._program, self.system = program, system or SystemPaths()
         self._root = os.geteuid() == 0 if root is None else root
 
     def available(self) -> bool:

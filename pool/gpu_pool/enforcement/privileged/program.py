@@ -48,7 +48,7 @@ class PrivilegedRefused(Exception):
 
 
 @dataclass(frozen=True)
-class System:
+class SystemPaths:
     """Where things are. Only tests have them elsewhere."""
 
     nvidia_smi: str = "/usr/bin/nvidia-smi"
@@ -60,7 +60,7 @@ class System:
         return self.cgroups / "gpu-pool"
 
 
-def perform(arguments: Sequence[str], system: System, caller: int) -> dict[str, object]:
+def perform(arguments: Sequence[str], system: SystemPaths, caller: int) -> dict[str, object]:
     """Do one thing for the user ``caller``, 0 for root. Raises :class:`PrivilegedRefused`, or ``OSError``."""
     verb, *values = arguments or ("",)
     patterns = _VERBS.get(verb)
@@ -79,12 +79,12 @@ def perform(arguments: Sequence[str], system: System, caller: int) -> dict[str, 
     return do[verb](system, caller, *values)
 
 
-def _compute_mode(system: System, _caller: int, uuid: str, mode: str) -> dict[str, object]:
+def _compute_mode(system: SystemPaths, _caller: int, uuid: str, mode: str) -> dict[str, object]:
     _smi(system, "-i", uuid, "-c", {"exclusive": "EXCLUSIVE_PROCESS", "default": "DEFAULT"}[mode])
     return {}
 
 
-def _cgroup_make(system: System, _caller: int, lease: str) -> dict[str, object]:
+def _cgroup_make(system: SystemPaths, _caller: int, lease: str) -> dict[str, object]:
     if not (system.cgroups / "cgroup.controllers").exists():
         raise PrivilegedRefused(f"{system.cgroups} is not cgroup v2")
     system.folder.mkdir(exist_ok=True)
@@ -95,13 +95,13 @@ def _cgroup_make(system: System, _caller: int, lease: str) -> dict[str, object]:
     return {}
 
 
-def _cgroup_limit(system: System, _caller: int, lease: str, uuid: str, mib: str) -> dict[str, object]:
+def _cgroup_limit(system: SystemPaths, _caller: int, lease: str, uuid: str, mib: str) -> dict[str, object]:
     group = _group(system, lease)
     _smi(system, "memory-limits", "-i", uuid, "-n", group, "--soft-limit", mib, "--hard-limit", mib)
     return {"said": _smi(system, "memory-limits", "--get", "-i", uuid, "-n", group)}
 
 
-def _cgroup_join(system: System, caller: int, lease: str, pid: str) -> dict[str, object]:
+def _cgroup_join(system: SystemPaths, caller: int, lease: str, pid: str) -> dict[str, object]:
     group = _group(system, lease)
     process = os.pidfd_open(int(pid))
     try:
@@ -117,7 +117,7 @@ def _cgroup_join(system: System, caller: int, lease: str, pid: str) -> dict[str,
     return {}
 
 
-def _cgroup_remove(system: System, _caller: int, lease: str) -> dict[str, object]:
+def _cgroup_remove(system: SystemPaths, _caller: int, lease: str) -> dict[str, object]:
     if not (system.folder / lease).is_dir():
         return {}
     group = _group(system, lease)
@@ -130,7 +130,7 @@ def _cgroup_remove(system: System, _caller: int, lease: str) -> dict[str, object
     return {}
 
 
-def _group(system: System, lease: str) -> str:
+def _group(system: SystemPaths, lease: str) -> str:
     path = system.folder / lease
     if not path.is_dir():
         raise PrivilegedRefused(f"lease {lease} has no control group")
@@ -148,7 +148,7 @@ def _uids(pid: str) -> list[int]:
     return [int(word) for word in uids.split()[1:]]
 
 
-def _smi(system: System, *arguments: str) -> str:
+def _smi(system: SystemPaths, *arguments: str) -> str:
     done = subprocess.run(
         [system.nvidia_smi, *arguments],
         stdin=subprocess.DEVNULL,
@@ -184,11 +184,11 @@ def _print(line: str) -> bool:
     return True
 
 
-def main(arguments: Sequence[str] | None = None, system: System | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, system: SystemPaths | None = None) -> int:
     """Do what the command line says; return 0 if it was done and said so, 1 if not."""
     told = sys.argv[1:] if arguments is None else arguments
     try:
-        answer = {"ok": True, **perform(told, system or System(), _caller())}
+        answer = {"ok": True, **perform(told, system or SystemPaths(), _caller())}
     except (PrivilegedRefused, OSError, ValueError, subprocess.SubprocessError) as error:
         answer = {"ok": False, "error": str(error)}
     return 0 if _print(json.dumps(answer)) and answer["ok"] else 1
