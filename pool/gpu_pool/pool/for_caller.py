@@ -53,7 +53,7 @@ _NODE_AGENT: Final = frozenset((Principal.NODE_AGENT,))
 
 
 @dataclass(slots=True)
-class Call:
+class OperationCall:
     """One operation that a caller asks for."""
 
     caller: Caller
@@ -66,7 +66,7 @@ class Call:
 class Guard:
     """What goes around each operation of a caller's, such as its cost and the log of it. Here: nothing."""
 
-    def around(self, call: Call, pool: Pool) -> AbstractAsyncContextManager[object]:
+    def around(self, call: OperationCall, pool: Pool) -> AbstractAsyncContextManager[object]:
         """Do within this what a caller asks of a pool, and may. Raises ``OverQuota`` where it is too much."""
         del call, pool
         return nullcontext()
@@ -122,7 +122,7 @@ class PoolForCaller(Pool):
     async def _do(self, row: Operation, arguments: Mapping[str, Any], **more: Any) -> Any:
         """Do what the caller may, and return what they see of it; ``more`` is for the pool alone."""
         await self.check(row, arguments)
-        call = Call(self.caller, row, arguments)
+        call = OperationCall(self.caller, row, arguments)
         async with self._guard.around(call, self._pool):
             call.answer = await getattr(self._pool, row.name)(**arguments, **more)
         return await self._seen(row, call.answer)
@@ -191,7 +191,7 @@ class PoolForCaller(Pool):
         row = operation_of(Pool.request)
         arguments = {"request": request, "holder": holder, "key": self._own_key(key)}
         await self.check(row, arguments)
-        call = Call(self.caller, row, arguments)
+        call = OperationCall(self.caller, row, arguments)
         # That they ask for another course's slices, too, is counted and logged.
         async with self._guard.around(call, self._pool):
             call.answer = await self._pool.request(request, self._own(holder), self._own_key(key))

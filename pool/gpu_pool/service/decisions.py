@@ -15,7 +15,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from gpu_pool.audit.callers import Caller
-from gpu_pool.pool.for_caller import Call, Guard
+from gpu_pool.pool.for_caller import Guard, OperationCall
 from gpu_pool.service.callers import verify_process
 from gpu_pool.service.heartbeats import is_remote_process
 from gpu_pool.service.lease_changes import LeaseChanges
@@ -128,7 +128,7 @@ class ServiceGuard(Guard):
         self._users: dict[str, str] = {}
 
     @asynccontextmanager
-    async def around(self, call: Call, pool: Pool) -> AsyncIterator[None]:
+    async def around(self, call: OperationCall, pool: Pool) -> AsyncIterator[None]:
         """See ``Guard.around``."""
         if not call.row.decision:
             async with self.costs.of(call.row.cost, call.caller):
@@ -147,7 +147,7 @@ class ServiceGuard(Guard):
             if self.costs.requests is not None and lease.requested_at < asked_at:
                 self.costs.requests.take_back(call.caller.user)
 
-    async def _count_request(self, call: Call, pool: Pool) -> float:
+    async def _count_request(self, call: OperationCall, pool: Pool) -> float:
         """Count a request, each of which adds to the history, and return when; a repeated one is none.
 
         Raises ``OverQuota`` for one too many.
