@@ -21,8 +21,7 @@ UNLIMITED = (
 )
 #: Set where the slice has a limit above what is granted.
 BURST = "GPU_POOL_LIMIT_MIB"
-#: The limits that torch has from us, by device; and by how much two are the same.
-TORCH_LIMITS = {}  # type: dict[int, float]
+#: By how much two limits of torch are the same.
 CLOSE = 1e-4
 LATE = "{} has begun to use the GPU and keeps its old memory limit until the kernel is restarted."
 
@@ -68,6 +67,8 @@ class Finder:
         self.settled = set()  # type: set[str]
         #: The frameworks to which no limit could be given, and why.
         self.failed = {}  # type: dict[str, str]
+        #: The limits that torch has from us, by device.
+        self.torch_limits = {}  # type: dict[int, float]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the module's spec if it is one of ours. Python's import system calls this."""
@@ -117,18 +118,21 @@ def limit_torch(cuda: Any) -> None:
 
     def set_fraction() -> None:
         settle("torch")
-        TORCH_LIMITS.clear()  # of one that was imported before
+        finder = watching()
+        limits = {} if finder is None else finder.torch_limits
+        limits.clear()  # of one that was imported before
         # An error that left this function would be one of CUDA's initialisation.
         with attempt("torch"):
-            set_torch(cuda)
+            set_torch(cuda, limits)
 
     with attempt("torch"):
         cuda._lazy_call(set_fraction)
 
 
-def set_torch(cuda: Any) -> None:
+def set_torch(cuda: Any, limits: "dict[int, float]") -> None:
     """Limit torch on each device as the environment says, but where its user has changed what we have set.
 
+    ``limits`` are those that we have set, by device; what is set now is added.
     It is read again until it has stayed the same: another thread may be told of a change meanwhile. No lock
     is held, since torch holds one of its own while it initialises CUDA.
     """
@@ -136,9 +140,9 @@ def set_torch(cuda: Any) -> None:
     while fraction != os.environ.get(variable, ""):
         fraction = os.environ.get(variable, "")
         for device in range(cuda.device_count()) if fraction else ():
-            if not is_users(cuda, device, TORCH_LIMITS.get(device)):
+            if not is_users(cuda, device, limits.get(device)):
                 cuda.set_per_process_memory_fraction(float(fraction), device)
-                TORCH_LIMITS[device] = float(fraction)
+                limits[device] = float(fraction)
 
 
 def is_users(cuda: Any, device: int, ours: "float | None") -> bool:
@@ -156,9 +160,9 @@ def follow_torch() -> None:
     if finder is None or cuda is None or "torch" not in finder.settled:
         return  # it reads its limit when it begins to use the GPU
     with attempt("torch"):
-        set_torch(cuda)
+        set_torch(cuda, finder.torch_limits)
     with contextlib.suppress(Exception):  # another torch may not have all of this
-        if any(keeps_too_much(cuda, *each) for each in TORCH_LIMITS.items()):
+        if any(keeps_too_much(cuda, *each) for each in finder.torch_limits.items()):
             cuda.empty_cache()
 
 
