@@ -16,6 +16,7 @@ from gpu_pool.audit import audit_log
 from gpu_pool.clock import Clock
 from gpu_pool.devices.driver_check import DevicePoller
 from gpu_pool.devices.inventory import Reading
+from gpu_pool.enforcement.own_caps import OwnCaps
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.pool.backend import Backend, DevicesFound, Taken
 from gpu_pool.pool.expected_waits import ExpectedWaits
@@ -81,6 +82,7 @@ class PoolCore:
         self.store = StoreThread(path, self._open, self._find_devices)
         self._poller = DevicePoller()
         self.waits = ExpectedWaits()
+        self.own_caps = OwnCaps()
         #: None where decisions are not written down.
         self.audit = audit_log(self.settings.audit_log)
         #: Held while a request is decided, where one process decides for many.

@@ -14,7 +14,6 @@ from typing import Final, final
 from gpu_pool.audit import AuditLog, acting, refusals, this_process
 from gpu_pool.audit.callers import Caller
 from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
-from gpu_pool.enforcement.tiers import with_own_caps
 from gpu_pool.policy import placement
 from gpu_pool.policy.revocation import effect_of
 from gpu_pool.pool.backend import Adapted, KernelHost
@@ -547,7 +546,7 @@ class GpuPool(Pool):
     async def _described(self, leases: Sequence[Lease]) -> AsyncIterator[Lease]:
         """Yield leases with the truth about their limits; of thousands, others are answered in between."""
         for number, lease in enumerate(leases, 1):
-            yield with_own_caps(self.core.described(lease))
+            yield self.core.own_caps.described(self.core.described(lease))
             if number % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
 

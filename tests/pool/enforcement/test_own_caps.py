@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from gpu_pool.enforcement import tiers
+from gpu_pool.enforcement.own_caps import HIDDEN_FOR, OwnCaps
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Lease, Process, Strength
 from gpu_pool_client._framework_caps import with_caps
@@ -77,9 +76,7 @@ async def test_it_states_nothing_else_that_a_process_says(tmp_path: Path, change
             assert await memory_limit(pool) == "none (accounting only)"
 
 
-async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(tmp_path: Path) -> None:
     looked: list[int] = []
 
     def hide(process: Process, lease_id: str) -> str:
@@ -87,20 +84,19 @@ async def test_a_process_that_is_hidden_is_not_looked_for_by_everybody_who_asks(
         raise PermissionError
 
     now = [1000.0]
-    # Another user's process, of which the kernel of this machine tells nothing: root is told of all.
-    monkeypatch.setattr(tiers, "_stated", hide)
-    monkeypatch.setattr(tiers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     async with embedded(tmp_path / "store.db") as pool:
+        # Another user's process, of which the kernel of this machine tells nothing: root is told of all.
+        pool.core.own_caps = OwnCaps(hide, lambda: now[0])
         lease = await held(pool)
         with running(dict(os.environ)) as process:
             await pool.attach(lease.id, process)
             for _ in range(3):
                 assert await memory_limit(pool) == "none (accounting only)"
             assert looked == [process.pid]
-            now[0] += tiers._HIDDEN_FOR
+            now[0] += HIDDEN_FOR
             await memory_limit(pool)
             assert looked == [process.pid] * 2
-            now[0] += tiers._HIDDEN_FOR
+            now[0] += HIDDEN_FOR
             in_pod = await pool.get_lease(lease.id)
-            tiers.with_own_caps(replace(in_pod, terms=replace(in_pod.terms, in_pod=True)))
+            pool.core.own_caps.described(replace(in_pod, terms=replace(in_pod.terms, in_pod=True)))
             assert looked == [process.pid] * 2
