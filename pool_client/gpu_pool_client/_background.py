@@ -19,6 +19,7 @@ T = TypeVar("T")
 #: before a fork shares the pipe that wakes it with its parent and siblings, any of whom may empty it.
 _AWAKE_EVERY: Final = 0.5
 
+#: Of the process, as the loops are.
 _starting = threading.Lock()
 # A forked child could otherwise find it taken for ever.
 os.register_at_fork(

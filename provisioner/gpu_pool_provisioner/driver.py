@@ -55,7 +55,8 @@ _AT_WORK: Final = "It was at work."
 _NOT_PARKED: Final = "It was at work, or it keeps something on the GPU, or its pool did not answer."
 #: States of a kernel that runs a moment later, or has no slice.
 _ABOUT_TO_RUN: Final = (State.PARKING, State.STARTING, State.WAKING)
-#: Kernels that are named at most to one that waits, and those of this process that may be.
+#: Kernels that are named at most to one that waits, and those of this process that may be, whose
+#: provisioners know nothing of each other.
 _MOST_NAMED: Final = 3
 _named: Final[weakref.WeakSet[SessionDriver]] = weakref.WeakSet()
 

@@ -83,13 +83,14 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-#: Processes that run, and whose managers are gone.
+#: Processes that run, and whose managers are gone: of this process, whose children they are.
 _dropped: Final[list[ForkedProcess]] = []
 
 #: Seconds in which whoever has started a process has waited for its end.
 _WAITED_FOR_WITHIN: Final = 60.0
 
-#: The process groups of templates that did not answer: a kernel that nobody wants may end in them.
+#: The process groups of templates that did not answer: a kernel that nobody wants may end in them, as a child
+#: of this process.
 unwanted_groups: Final[set[int]] = set()
 
 
@@ -172,6 +173,7 @@ class _Adoption:
         self.wanted.clear()
 
 
+#: Of the process, as what prctl(2) sets is.
 _adoption: Final = _Adoption(threading.Lock())
 
 

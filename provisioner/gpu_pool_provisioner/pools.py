@@ -149,6 +149,7 @@ def _note_error(task: asyncio.Task[Lease]) -> None:
         task.exception()
 
 
+#: One for each pool, and so for all kernels of this process that wait for it.
 _watches: Final[weakref.WeakKeyDictionary[Pool, QueueWatch]] = weakref.WeakKeyDictionary()
 
 

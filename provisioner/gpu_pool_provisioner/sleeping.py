@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # few kernels sleep
     from gpu_pool_provisioner.hibernation.kept import KeptKernel, Program
     from gpu_pool_provisioner.hibernation.left import Owner
 
-#: Why kernels do not sleep here, as far as that was logged.
+#: Why kernels do not sleep here, as far as that was logged: of the process, as the log is.
 _logged: Final[set[str]] = set()
 
 

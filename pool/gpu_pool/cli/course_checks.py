@@ -209,6 +209,7 @@ def _missing(python: str, modules: Collection[str]) -> list[str]:
     return [name for name, package in packages.items() if package in missing]
 
 
+# Of the process, which is one command: two courses may preload the same, and to import it takes long.
 @functools.cache
 def _tried(python: str, modules: tuple[str, ...], environment: frozenset[tuple[str, str]]) -> str:
     """Import modules as a template does; return why it could fork no kernel, and nothing if it could."""

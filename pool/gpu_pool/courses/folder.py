@@ -270,7 +270,7 @@ class SharedFolders:
             return found
 
 
-#: Those of this process.
+#: Those of this process, whose parts each ask for the folder by its path.
 SHARED_FOLDERS: Final = SharedFolders()
 
 

@@ -142,7 +142,7 @@ def _account(uid: int) -> str | None:
         return None
 
 
-#: Those of this process.
+#: Those of this process: the directory of users is the same for all who ask.
 ACCOUNTS: Final = AccountNames()
 
 

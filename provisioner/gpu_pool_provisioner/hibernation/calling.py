@@ -27,7 +27,7 @@ INSTALLED: Final = "/usr/local/libexec/gpu-pool-hibernation"
 _SUDOERS: Final = "/etc/sudoers.d/gpu-pool-hibernation"
 #: Seconds for which it is not asked again whether kernels can sleep, once it has said that they can.
 _CAN_FOR: Final = 60.0
-#: Until when that holds, for whom and by which program.
+#: Until when that holds, for whom and by which program: of the process, where each kernel has a ``Program``.
 _can_until: Final[dict[tuple[int, str, str, str], float]] = {}
 
 
@@ -78,6 +78,7 @@ class Stays:
         self.answer: dict[str, Any] = {}
 
 
+#: Of the process: one that is forked from it has these pipes, and none of the kernels.
 _staying: Final[weakref.WeakSet[Stays]] = weakref.WeakSet()
 
 

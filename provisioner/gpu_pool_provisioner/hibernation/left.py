@@ -34,7 +34,8 @@ _VERSION: Final = 1
 _LIBRARIES: Final = 3
 _LONGEST_NAME: Final = 30
 _MIB: Final = 1 << 20
-#: Kernels that have ended and whose images could not be removed: held, so that nobody goes on with one.
+#: Kernels that have ended and whose images could not be removed: held, so that nobody goes on with one,
+#: by this process, since what has ended such a kernel ends with it.
 _refused: Final[dict[str, tuple[Program, Hold]]] = {}
 #: Held while that is tried again.
 _removing: Final = threading.Lock()

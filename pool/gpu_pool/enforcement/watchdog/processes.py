@@ -38,6 +38,7 @@ def lease_in_environment(pid: int) -> str:
     return next(marks, b"")[len(_MARK) :].decode(errors="replace")
 
 
+# Of the process: one that is watched has one first owner, whoever asks.
 @functools.lru_cache(maxsize=4096)
 def first_owner(process: Process) -> int | None:
     """Return the real user id that a process had when it was first asked for.
