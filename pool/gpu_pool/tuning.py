@@ -30,6 +30,10 @@ class Tuning:
     long_queue: int = 200
     queue_pause: float = 20.0
     longest_queue_pause: float = 60.0
+    #: How often those who wait, and those who follow a lease that does not, read what has become of it,
+    #: although nothing seems to have been decided.
+    waiting_read_every: float = 0.1
+    held_read_every: float = 1.0
 
     # -- Moving device memory to host memory
     #: How long the driver may take beside copying.

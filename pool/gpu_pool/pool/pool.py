@@ -56,11 +56,8 @@ from gpu_pool_client._operations import operation_of
 
 #: Seconds between two checks, by one who waits, of whether anything was decided (a look at the file's time).
 _GLANCE: Final = 0.02
-#: Seconds after which they read their place although nothing seems to have been decided.
-_POLL: Final = 0.1
-#: The same two for those who follow a lease that does not wait: of these there are many.
+#: The same for those who follow a lease that does not wait: of these there are many.
 _HELD_GLANCE: Final = 0.1
-_HELD_POLL: Final = 1.0
 #: Seconds for which news of a pod are waited for, unless it is said.
 _POD_POLL: Final = 25.0
 #: Around what is done where decisions are not written down, and what nobody waits for.
@@ -196,7 +193,7 @@ class GpuPool(Pool):
                     raise TimedOut(str(lease.place.outlook(time.time())), "Wait for longer, or ask later.")
                 raise await self.store.run(requests.shortage, lease_id)
             every = max(_GLANCE, rest_after(time.monotonic() - began))
-            await self.core.until_written(seen, every, _POLL)
+            await self.core.until_written(seen, every, self.core.settings.tuning.waiting_read_every)
 
     async def _abandon(self, lease_id: str) -> None:
         with self._asked(lease=lease_id):
@@ -205,17 +202,18 @@ class GpuPool(Pool):
     async def watch(self, lease_id: str) -> AsyncIterator[Lease]:
         """See ``Pool.watch``."""
         last: Lease | None = None
+        tuning = self.core.settings.tuning
         while last is None or last.state is not LeaseState.ENDED:
             waits = last is None or last.state is LeaseState.WAITING
             began, seen = time.monotonic(), self.core.last_write()
             await self.core.refresh(SOON if waits else SELDOM)
             lease = await self._bound(await self.store.run(leases.read, lease_id))
             waits = lease.state is LeaseState.WAITING
-            glance, poll = (_GLANCE, _POLL) if waits else (_HELD_GLANCE, _HELD_POLL)
-            every = max(glance, rest_after(time.monotonic() - began))
+            every = max(_GLANCE if waits else _HELD_GLANCE, rest_after(time.monotonic() - began))
             if lease != last:
                 yield lease
             last = lease
+            poll = tuning.waiting_read_every if waits else tuning.held_read_every
             await self.core.until_written(seen, every, poll)
 
     async def explain(self, lease_id: str) -> Outlook:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpu_pool.pool import pool as looks
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.store import files
 from gpu_pool_client import EndReason, Holder, LeaseState, Process
@@ -21,13 +21,12 @@ ADA, BOB = (Holder(user, yields=True) for user in ("ada", "bob"))
 
 
 @pytest.fixture
-async def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[GpuPool, GpuPool]]:
+async def pools(tmp_path: Path) -> AsyncIterator[tuple[GpuPool, GpuPool]]:
     """Yield two pools on one store, as two processes have them, which look by themselves once an hour."""
-    monkeypatch.setattr(looks, "_POLL", 3600.0)
-    monkeypatch.setattr(looks, "_HELD_POLL", 3600.0)
+    tuning = replace(NO_PASSES, waiting_read_every=3600.0, held_read_every=3600.0)
     async with (
-        embedded(tmp_path / "store.db", tuning=NO_PASSES) as one,
-        embedded(tmp_path / "store.db", tuning=NO_PASSES) as other,
+        embedded(tmp_path / "store.db", tuning=tuning) as one,
+        embedded(tmp_path / "store.db", tuning=tuning) as other,
     ):
         await other.status()
         yield one, other
