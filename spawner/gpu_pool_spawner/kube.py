@@ -56,8 +56,6 @@ from gpu_pool_spawner.pool_view import log_once
 
 #: Seconds between two looks at a pod that is starting.
 _LOOK: Final = 0.5
-#: Seconds before the Hub's own timeout, which says nothing, at which a start is given up with a reason.
-_BEFORE_TIMEOUT: Final = 2.0
 #: What follows why a server was given up.
 _LATER: Final = "Nothing was started. Try again later."
 #: What a student reads where the configuration would lift a limit; the log has the reason.
@@ -73,6 +71,8 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
     #: KubeSpawner's.
     profile_list: Any
     kernels_in_pods = True
+    #: Seconds before the Hub's own timeout, which says nothing, at which a start is given up with a reason.
+    gives_up_before = 2.0
     #: What was chosen; None while that is not known.
     _choice: Choice | None = None
     #: The same, found out before ``start``, and of which ``user_options`` and ``profile_list``.
@@ -277,7 +277,7 @@ class GPUPoolKubeSpawner(KubeSettings, KubeSpawner):  # type: ignore[misc]
         placed = bool(pod and pod["spec"].get("nodeName"))
         if self.place_within and elapsed > self.place_within and pod and not placed:
             return kube_messages.of_pod(pod) or kube_messages.NOT_READY
-        return self._not_ready() if elapsed > self.start_timeout - _BEFORE_TIMEOUT else ""
+        return self._not_ready() if elapsed > self.start_timeout - self.gives_up_before else ""
 
     def _not_ready(self) -> str:
         """Say what this server has waited for in vain."""

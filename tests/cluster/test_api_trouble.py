@@ -183,12 +183,11 @@ async def test_a_refusal_of_the_cluster_is_told_and_the_slice_is_kept(
 
 
 async def test_a_service_that_may_not_read_everything_does_not_wait_for_that_to_change(
-    fake: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeKubernetes, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gpu_pool.cluster.view._SETTLED_WITHIN", 3600.0)
     fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "runtimeclasses" else None
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with AsyncExitStack() as stack:
-        opened = cluster_pool(tmp_path / "store.db", config, HUB)
+        opened = cluster_pool(tmp_path / "store.db", config, HUB, times=ClusterTimes(settled_within=3600.0))
         pool = await asyncio.wait_for(stack.enter_async_context(opened), 120)
         await held(pool)

@@ -11,7 +11,7 @@ import pytest
 from tornado.web import HTTPError
 from traitlets.config import Config
 
-from gpu_pool_spawner import kube, kube_messages
+from gpu_pool_spawner import kube_messages
 from support.kube_profiles import TEXT
 from support.spawner_without_cluster import SpawnerWithoutCluster, connect_to_none
 
@@ -22,6 +22,8 @@ class Spawner(SpawnerWithoutCluster):
     """Has a pod of which the test says how it is."""
 
     pod: dict[str, Any] | None = None
+    #: KubeSpawner ends its wait at random, somewhat before or after; here always before we do.
+    gives_up_before = -60.0
 
     async def get_pod_manifest(self) -> Any:
         return SimpleNamespace(metadata=SimpleNamespace(name="jupyter-ada"))
@@ -44,8 +46,6 @@ class Api:
 
 def made(folder: Path, monkeypatch: pytest.MonkeyPatch, api: Api, **settings: Any) -> Spawner:
     connect_to_none(monkeypatch)
-    # KubeSpawner ends its wait at random, somewhat before or after; here always before we do.
-    monkeypatch.setattr(kube, "_BEFORE_TIMEOUT", -60)
     (folder / "ml.yaml").write_text(TEXT.format(""))
     config = Config({"Spawner": {"courses_dir": str(folder), "namespace": "secret-namespace", **settings}})
     spawner = Spawner(config=config, _mock=True)

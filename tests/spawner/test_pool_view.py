@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Holder, Pool, SliceRequest, connect, parse_request
+from gpu_pool_spawner import pool_view
 from gpu_pool_spawner.pool_view import PoolView
 
 HALF, MOST, SMALL = (parse_request(text) for text in ("50%", "60%", "2%"))
@@ -101,8 +102,8 @@ async def test_everybody_gets_one_answer(url: str, monkeypatch: pytest.MonkeyPat
         await take(pool, MOST, "held")
         for name in ("status", "forecast"):
             monkeypatch.setattr(pool, name, counted(name, getattr(pool, name)))
+        monkeypatch.setattr(pool_view, "connect", lambda _: pool)
         view = PoolView(url, within=60.0)
-        view._pool = pool
         supplies = await asyncio.gather(*(view.supply(OFFERED[:2]) for _ in range(20)))
     assert len({str(each) for each in supplies}) == 1
     assert sorted(asked) == ["forecast", "forecast", "status"]

@@ -22,6 +22,8 @@ class ClusterTimes:
 
     #: Everything has been listed in it when the service starts.
     listed_within: float = 60.0
+    #: Within it the API server has answered for the kinds of objects that need not be there.
+    settled_within: float = 5.0
     #: For this long a creation is tried again while the API server does not answer.
     retried_for: float = 20.0
     #: A pod that is not placed after it keeps others of its node back no longer.

@@ -47,8 +47,6 @@ from gpu_pool_client import Device, Enforcement, GpuPoolError, NeverFits, PoolUn
 _MOST_TOLD: Final = 3
 #: What limits a slice of which nothing is known.
 _UNLIMITED: Final = Enforcement()
-#: Seconds in which the API server has answered for the kinds of objects that need not be there.
-_SETTLED_WITHIN: Final = 5.0
 
 #: Is told what a kernel's pod was and what it is.
 KernelChanged = Callable[["Manifest | None", "Manifest | None"], None]
@@ -138,7 +136,7 @@ class ClusterView:
         # What the service may not read is as if it was not there.
         with suppress(asyncio.TimeoutError):
             settled = (each.settled.wait() for each in self._more.values())
-            await asyncio.wait_for(asyncio.gather(*settled), _SETTLED_WITHIN)
+            await asyncio.wait_for(asyncio.gather(*settled), self._settings.times.settled_within)
 
     async def stop(self) -> None:
         """Watch no more."""

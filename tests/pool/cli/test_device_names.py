@@ -97,8 +97,9 @@ def test_a_number_is_for_whoever_sees_the_same_gpus(tmp_path: Path) -> None:
     """Not in containers, which number what they were given, nor where it is not known who asks."""
     here = Process.current()
     held = lease("a", 100, replace(V100, cuda_index=0), replace(OTHER, cuda_index=1))
-    counted, mps = (Isolation(lambda _, tier=tier: (tier,)) for tier in (Accounting(), MpsTier(tmp_path)))
-    mps._tiers = dict.fromkeys((V100.uuid, OTHER.uuid), MpsTier(tmp_path))
+    counted, mps = (
+        Isolation(lambda _, tier=tier: (tier,), tier) for tier in (Accounting(), MpsTier(tmp_path))
+    )
     uuids = held.environment["CUDA_VISIBLE_DEVICES"]
     for process, isolation, names in [
         (here, counted, "0,1"),
