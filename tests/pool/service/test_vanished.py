@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tornado.iostream import IOStream
 
 from gpu_pool_client import PoolUnreachable, connect
 from gpu_pool_client._remote import exchange
@@ -63,11 +64,12 @@ async def test_the_next_one_is_tried_and_may_take_as_long_as_it_needs(
     server = await asyncio.start_server(late, "127.0.0.1", 0)
     moved = server.sockets[0].getsockname()
 
-    async def addresses(_: object) -> list[tuple[socket.AddressFamily, object]]:
-        return [(socket.AF_INET, ("127.0.0.1", hole)), (socket.AF_INET, moved)]
+    async def addresses(*_: object, **__: object) -> list[tuple[object, ...]]:
+        found = ("127.0.0.1", hole), moved
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", each) for each in found]
 
     # As a name server with two addresses for a name, of which this machine has none.
-    monkeypatch.setattr(exchange, "_addresses", addresses)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
     answer = await asyncio.wait_for(ask(ServerAddress("gpu-pool", 80), "GET", "/", None, within=100.0), 120)
     assert answer.status == 200
     server.close()
@@ -176,15 +178,16 @@ async def test_a_machine_that_goes_in_the_middle_of_an_answer_is_noticed(
 async def test_a_machine_that_goes_before_it_has_heard_the_question_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go_on = exchange._exchange
+    connect_to = IOStream.connect
     async with serving_machine() as made:
 
-        async def too_late(*args: Any) -> ServiceAnswer:
+        async def too_late(*args: Any) -> IOStream:
+            stream: IOStream = await connect_to(*args)
             vanish(made)
-            return await go_on(*args)
+            return stream
 
         # Between the connection and the first byte: no server outside can hit that moment.
-        monkeypatch.setattr(exchange, "_exchange", too_late)
+        monkeypatch.setattr(IOStream, "connect", too_late)
         asking = asyncio.create_task(ask(ServerAddress(made.address, 8000), "GET", "/", None, within=3600.0))
         await assert_is_noticed(asking)
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from gpu_pool.embedded.pool import local_pool
 from gpu_pool.pool.core import PoolCore
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import burst, database
+from gpu_pool.store import database
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import Device, Holder, parse_request
 from support.passes import NO_PASSES
@@ -218,18 +217,18 @@ async def test_who_is_granted_between_the_look_and_the_decision_has_all_of_it(
 ) -> None:
     path, loop = tmp_path / "store.db", asyncio.get_running_loop()
     first, second = pool_at(path), pool_at(path)
-    look, has_come = burst._changes, threading.Event()
+    allows, has_come = first.backend.allows_burst, threading.Event()
 
-    def meanwhile(*seen: Any) -> Any:
-        found = look(*seen)
-        if found and not has_come.is_set():
+    def meanwhile(device: Device) -> bool:
+        """Have somebody granted during the look, which sees the store as it was before."""
+        if not has_come.is_set():
             has_come.set()
             asyncio.run_coroutine_threadsafe(take(second, "95%", "b"), loop).result(60)
-        return found
+        return allows(device)
 
     try:
         await take(first, "2%..10%", "a")
-        monkeypatch.setattr(burst, "_changes", meanwhile)
+        monkeypatch.setattr(first.backend, "allows_burst", meanwhile)
         assert await bursts(first) == [32768 - 655 - 31129, 0]
         assert has_come.is_set()
     finally:
