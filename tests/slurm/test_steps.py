@@ -16,6 +16,8 @@ import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
+from gpu_pool.pool.pool import GpuPool
+from gpu_pool.slurm.steps import StepHost
 from gpu_pool_client import Holder, NeverFits, PoolUnreachable, parse_request
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, eventually
@@ -304,6 +306,13 @@ def _silence(shell: Allocated, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", f"{program.parent}:{shell.slurm.environment['PATH']}")
 
 
+def _ask_again_at_once(shell: Allocated) -> None:
+    pool = shell.env.pool
+    assert isinstance(pool, GpuPool)
+    assert isinstance(pool.backend.host, StepHost)
+    pool.backend.host.again_after = 0.0
+
+
 def _named_other(folder: Path) -> list[Path]:
     """Return what a step of a look has left in a folder, and what was written of it."""
     return list(folder.glob("other*"))
@@ -342,7 +351,7 @@ async def test_what_only_a_silent_node_could_grant_is_not_said_to_fit_never(
 ) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
     _silence(shell, tmp_path, monkeypatch)
-    monkeypatch.setattr("gpu_pool.slurm.steps._AGAIN_AFTER", 0.0)
+    _ask_again_at_once(shell)
     told = "Slurm job {} have said yet which GPUs they have (n2: Slurm's srun fails: no such luck)."
     with pytest.raises(PoolUnreachable, match=re.escape(told.format(shell.job))):
         await shell.ask("20% model=t4")
@@ -364,7 +373,7 @@ async def test_the_pool_does_not_wait_while_a_silent_node_is_asked_again_alone(
 ) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
     _silence(shell, tmp_path, monkeypatch)
-    monkeypatch.setattr("gpu_pool.slurm.steps._AGAIN_AFTER", 0.0)
+    _ask_again_at_once(shell)
 
     async def uuids() -> list[str]:
         await shell.ask("1")

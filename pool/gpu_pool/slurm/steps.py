@@ -103,10 +103,9 @@ class OtherNodes:
     #: When they were asked last, in Unix seconds.
     asked_at: float = 0.0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether something is not known yet, and it was not asked lately."""
-        return bool(self.problems) and not 0 <= time.time() - self.asked_at < _AGAIN_AFTER
+    def is_due(self, after: float = _AGAIN_AFTER) -> bool:
+        """Whether something is not known yet, and was asked more than so many seconds ago."""
+        return bool(self.problems) and not 0 <= time.time() - self.asked_at < after
 
     def of(self, name: str) -> OtherNodes | None:
         """Return what is known of one node; None where that is not all."""
@@ -225,6 +224,8 @@ class StepHost:
         self._file = store.with_name(f"other-nodes-{mark}.json")
         #: What there is; None where that is not known yet.
         self.others: OtherNodes | None = None
+        #: Seconds until those nodes are asked again that did not answer.
+        self.again_after = _AGAIN_AFTER
         self._is_looking = False
         #: By lease.
         self._steps: dict[str, KernelStep] = {}
@@ -260,14 +261,14 @@ class StepHost:
 
     def look_again(self) -> None:
         """Ask nodes again that did not answer, if it is time; nobody waits for that."""
-        if self.others is not None and self.others.is_due and not self._is_looking:
+        if self.others is not None and self.others.is_due(self.again_after) and not self._is_looking:
             self._is_looking = True
             threading.Thread(target=self._look_again, name="gpu-pool-nodes", daemon=True).start()
 
     def _look_again(self) -> None:
         try:
             known = OtherNodes.read(self._file) or self.others or OtherNodes()
-            self.others = self._found(known) if known.is_due else known
+            self.others = self._found(known) if known.is_due(self.again_after) else known
         finally:
             self._is_looking = False
 

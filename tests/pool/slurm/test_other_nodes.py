@@ -124,8 +124,8 @@ def test_other_processes_do_not_ask_a_silent_node_again_at_once(
     finds.append(replace(_HALF, asked_at=time.time()))
     StepHost("7", "n1", store).look()
     known = StepHost("7", "n1", store).look()
-    assert (known.problems, known.is_due) == (_HALF.problems, False)
-    assert replace(known, asked_at=known.asked_at - 61).is_due
+    assert (known.problems, known.is_due()) == (_HALF.problems, False)
+    assert replace(known, asked_at=known.asked_at - 61).is_due()
 
 
 @pytest.mark.parametrize("before", [OtherNodes(), _HALF])
@@ -141,7 +141,7 @@ async def test_what_is_known_stays_in_use_where_slurm_does_not_answer_and_it_is_
     host.look_again()
 
     async def has_asked() -> bool:
-        return not finds and host.others is not None and not host.others.is_due
+        return not finds and host.others is not None and not host.others.is_due()
 
     await eventually(has_asked)
     expected = replace(before, problems=before.problems or {"": "Slurm does not answer."})

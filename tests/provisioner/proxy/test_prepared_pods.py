@@ -70,6 +70,7 @@ async def test_where_no_kernel_comes_of_it_another_pod_has_it(
     trouble: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # It would be waited for so long: nobody sets it.
     monkeypatch.setattr("gpu_pool_provisioner.launchers.lease_pod._PREPARED_WITHIN", 1.0)
     prepared = pods.prepare()
     await until_listening(prepared)
