@@ -25,6 +25,7 @@ from gpu_pool_kernels.inkernel.job import hold_ports
 from gpu_pool_provisioner.launchers.supervised import SupervisorAway
 from support.cgroups import limited_memory
 from support.frameworks import write_torch
+from support.many_files import left_open
 from support.other_environment import without_our_packages
 from support.pools import eventually, until
 from support.supervisors import IS_FORKED, children_of, parent_of, supervised, write_supervisor
@@ -130,6 +131,15 @@ async def test_a_log_that_takes_nothing_holds_nobody_up(tmp_path: Path) -> None:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+async def test_it_works_also_where_whoever_starts_it_has_left_many_files_open_to_it(tmp_path: Path) -> None:
+    async with supervised(tmp_path, started_by=left_open) as pod:
+        control = await pod.connect()
+        await pod.asked("import sys; print('to the log', file=sys.__stderr__)")
+        await control.restart(within=WITHIN)
+        assert await pod.value("1 + 1") == "2"
+    assert "to the log" in pod.log.read_text()
 
 
 async def test_a_kernel_is_forked_where_no_language_is_set(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,12 +141,13 @@ def start(
     isolated: bool = False,
     prepared: bool = False,
     stderr: int | None = None,
+    started_by: Callable[[list[str]], list[str]] = list,
 ) -> Supervised:
     """Start one, with what lies in a folder as it does in a pod, and nothing else of ours.
 
     An ``isolated`` one is not started as its kernel is, so that it starts another Python for the template.
-    A ``prepared`` one knows its own key, and nothing of a kernel's connection. A variable that is given as
-    empty is not set.
+    A ``prepared`` one knows its own key, and nothing of a kernel's connection. ``started_by`` returns the
+    command that becomes it. A variable that is given as empty is not set.
     """
     files, ports = folder / "supervisor", free_ports(1 + len(port_names))
     write_supervisor(files)
@@ -171,11 +172,13 @@ def start(
     with (folder / "log").open("wb") as log:
         began_at = time.perf_counter()
         process = subprocess.Popen(
-            [
-                *([python, "-I", "-S"] if isolated else ["python3", "-Xfrozen_modules=off"]),
-                *(str(files / "launch.py"), "supervisor", "--connection", file),
-                *("--port", str(port), *options, "--", *words),
-            ],
+            started_by(
+                [
+                    *([python, "-I", "-S"] if isolated else ["python3", "-Xfrozen_modules=off"]),
+                    *(str(files / "launch.py"), "supervisor", "--connection", file),
+                    *("--port", str(port), *options, "--", *words),
+                ]
+            ),
             env={name: value for name, value in {**variables, **environment}.items() if value},
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -195,12 +198,13 @@ async def supervised(
     isolated: bool = False,
     prepared: bool = False,
     stderr: int | None = None,
+    started_by: Callable[[list[str]], list[str]] = list,
     **environment: str,
 ) -> AsyncIterator[Supervised]:
     """Supervise a kernel; nothing of it is left afterwards."""
     options = (*options, "--prepared", "600") if prepared and "--prepared" not in options else options
     how = {"encrypts": encrypts, "isolated": isolated, "prepared": prepared}
-    made = start(folder, options, argv, python, environment, **how, stderr=stderr)
+    made = start(folder, options, argv, python, environment, **how, stderr=stderr, started_by=started_by)
     try:
         yield made
     finally:

@@ -203,7 +203,7 @@ class Supervisor:
             self._follow_kernel(readable)
             if self._is_over():
                 break
-            readable = select.select(self._sockets(), [], [], self._wait())[0]
+            readable = _readable(self._sockets(), self._wait())
             self._words.read()
         for each in filter(None, (self._warm, self._next)):
             each.end("its supervisor ends")
@@ -496,6 +496,16 @@ class Supervisor:
             return False
         is_quiet = self._seen[1] - before[1] < _PAUSE_BELOW * (now - before[0])
         return is_quiet or now > kernel.began_at + _PAUSES_WITHIN
+
+
+def _readable(descriptors: "Sequence[Any]", within: float) -> "list[Any]":
+    """Return those that can be read, or have ended, once there is one, or after so many seconds."""
+    waiting, known = select.poll(), {}  # not select(2), which takes none from the 1,024th on
+    for each in descriptors:
+        known[each if isinstance(each, int) else each.fileno()] = each
+    for number in known:
+        waiting.register(number, select.POLLIN)
+    return [known[number] for number, _ in waiting.poll(within * 1000)]
 
 
 def _wake_at_signals() -> int:

@@ -76,7 +76,9 @@ def main() -> int:
     idle, jobs = options.parse_args().idle, job_parser()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with socket.socket(fileno=sys.stdin.fileno()) as asker:
-        while select.select([asker], [], [], idle)[0]:
+        asked = select.poll()
+        asked.register(asker, select.POLLIN)
+        while asked.poll(idle * 1000):
             job, files, _, _ = socket.recv_fds(asker, _MOST_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
             if not job:
                 break
