@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import select
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from gpu_pool_client._log import RareWarnings
 from gpu_pool_client._remote.exchange import ask
 from support.hub import PREFIX, HubService
 from support.pools import until
+from support.readable import is_readable
 from support.service import ForkServer, Service, is_closed, serving
 from support.stand_in_hub import Outcome, StandInHub, ask_from, behind_stand_in
 from support.users import NOBODY, SOMEBODY, Users
@@ -56,14 +56,9 @@ async def refused_beside(
     while (found := await ask_from(service, STUDENT, token)).status == 200:
         for number, (address, question) in enumerate(waits):
             # One may have been refused itself, beside whoever had asked before.
-            if number not in opened or has_come(opened[number]):
+            if number not in opened or is_readable(opened[number]):
                 opened[number] = stack.enter_context(connected(service, address, question))
     return found
-
-
-def has_come(connection: socket.socket) -> bool:
-    """Whether there is an answer, or an end, to read."""
-    return bool(select.select([connection], [], [], 0)[0])
 
 
 async def first_line(connection: socket.socket) -> str:

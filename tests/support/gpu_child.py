@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any, Final
+
+from support.readable import is_readable
 
 #: Seconds within which a process has imported PyTorch and begun to use the GPU, others beside it.
 START_WITHIN: Final = 180.0
@@ -124,7 +125,7 @@ class Child:
         assert self._process.stdout is not None
         while b"\n" not in self._unread:
             left = max(0.0, give_up_at - time.monotonic())
-            if not select.select([self._process.stdout], [], [], left)[0]:
+            if not is_readable(self._process.stdout, left):
                 raise Failed("NoAnswer", f"process {self.pid} does not answer. {self._last_words()}")
             news = os.read(self._process.stdout.fileno(), 65536)
             if not news:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import signal
 import sys
 import time
 
 import pytest
 
+from support.readable import is_readable
 from support.terminal import GPU_POOL
 
 #: Counts Ctrl-C until another signal comes: its exit status is 42 if there was exactly one.
@@ -43,7 +43,7 @@ class Screen:
         deadline = time.monotonic() + within
         while words not in self.text:
             assert time.monotonic() < deadline, f"{words!r} is not in {self.text!r}"
-            if select.select([self._fd], [], [], 0.1)[0]:
+            if is_readable(self._fd, 0.1):
                 self.text += os.read(self._fd, 4096).decode()
 
     def end(self):

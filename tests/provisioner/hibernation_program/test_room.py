@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import select
 import subprocess
 from collections.abc import Callable
 
@@ -24,6 +23,7 @@ from support.hibernating import (
     until_it_counts,
     why_no_users,
 )
+from support.readable import is_readable
 
 _WHY = why_no_users()
 pytestmark = [pytest.mark.hibernation, pytest.mark.skipif(bool(_WHY), reason=f"no user can: {_WHY}")]
@@ -143,7 +143,7 @@ def test_a_disk_that_gets_full_while_an_image_is_written_keeps_its_part(
             assert dump.stdout is not None
             until((ada.home / "begun").exists)
             subprocess.run(["fallocate", "-l", "381M", small / "other"], check=True)  # 19 are left
-            is_told = select.select([dump.stdout], [], [], 60)[0]
+            is_told = is_readable(dump.stdout, 60)
             may.touch()
             why = json.loads(dump.stdout.readline()).get("error", "")
         until_it_counts(ada)
