@@ -18,6 +18,7 @@ from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, connect
 from gpu_pool.cluster.device_claim_controller import DeviceClaims
 from gpu_pool.cluster.device_claims import DRAINED
 from gpu_pool.cluster.kernel_pods import KernelPods
+from gpu_pool.cluster.lease_limits import LeaseLimits
 from gpu_pool.cluster.node_use import NodeUseReports
 from gpu_pool.cluster.pod_builder import PodBuilder, VolumeClaims
 from gpu_pool.cluster.pod_choices import refuse_beside_server
@@ -49,7 +50,6 @@ from gpu_pool_client import (
     BadRequest,
     Device,
     EndReason,
-    Enforcement,
     Failure,
     Holder,
     KernelCommand,
@@ -76,12 +76,6 @@ _AWAY: Final = (
     "A machine with GPUs cannot provide any at the moment, for instance because their driver is being "
     "replaced. Usually that takes less than a minute; your request waits for it."
 )
-#: Why nothing is lent on top of a guarantee where the pool divides devices.
-_NO_AGENT: Final = (
-    "the limit above it changes nothing here, since no agent of the nodes sees what is used "
-    "(c.KubernetesSettings.node_agent)"
-)
-_AGENT_AWAY: Final = "nothing on top of it at the moment, since the agent of its node does not answer"
 
 
 class ClusterBackend(Backend):
@@ -135,14 +129,19 @@ class ClusterBackend(Backend):
             )
         self.suspension = self._suspension
         self.agents = self._use = NodeUseReports(api, self.view, kubernetes, log, suspension=self._suspension)
-        #: Leases as they were described last, by id, with what they are described by.
-        self._described: dict[str, tuple[Lease, Enforcement | None, Lease]] = {}
         #: What the watchdog says to the users of leases, until it is written down.
         self._notices: dict[str, str] = {}
         self._watchdog: PodWatchdog | None = None
         if tolerance is not None and kubernetes.node_agent:
             tell, context = self._notices.__setitem__, kubernetes.dialect_options.context_mib
             self._watchdog = PodWatchdog(tolerance, self._use, tell, context)
+        self._limits = LeaseLimits(
+            self.view,
+            self._use,
+            self._watchdog,
+            is_divided=self._claims is not None,
+            has_agents=bool(kubernetes.node_agent),
+        )
         self.host, self.capacity = self, self
         self.queue = self if kubernetes.kueue else None
 
@@ -274,42 +273,12 @@ class ClusterBackend(Backend):
         return Adapted(self.view.counted_as(request), within)
 
     def describe(self, lease: Lease) -> Lease:
-        """Say what the dialect says, and whether the watchdog watches it.
-
-        Variables are set in the pod by the cluster's own parts.
-        """
-        described = self._with_limit(self._by_dialect(lease))
-        if self._watchdog is None or not lease.slices:
-            return described
-        return self._watchdog.described(described)
-
-    def _with_limit(self, lease: Lease) -> Lease:
-        """Say so where nothing is lent on top of a guarantee, since nobody sees what is used."""
-        if self._claims is None or not (lease.slices and lease.request.has_limit):
-            return lease
-        words = _AGENT_AWAY
-        if not self._kubernetes.node_agent:
-            words = _NO_AGENT
-            lease = replace(lease, slices=tuple(replace(part, limit_mib=0) for part in lease.slices))
-        elif all(self.allows_burst(part.device) for part in lease.slices):
-            return lease
-        memory = lease.enforcement.memory
-        memory = replace(memory, by=f"{memory.by}; {words}")
-        return replace(lease, enforcement=replace(lease.enforcement, memory=memory))
+        """See :meth:`LeaseLimits.described`. Variables are set in the pod by the cluster's own parts."""
+        return self._limits.described(lease)
 
     def allows_burst(self, device: Device) -> bool:
-        """See ``Backend.allows_burst``: where the pool divides devices, and an agent says what is used."""
-        return self._claims is not None and self._use.sees(device.node)
-
-    def _by_dialect(self, lease: Lease) -> Lease:
-        """Say what the dialect says: of thousands, few are others than when they were described last."""
-        enforcement = self.view.enforcement(lease.request) if lease.slices else None
-        known = self._described.get(lease.id)
-        if known is not None and known[0] is lease and known[1] is enforcement:
-            return known[2]
-        described = _described(lease, enforcement, is_divided=self._claims is not None)
-        self._described[lease.id] = lease, enforcement, described
-        return described
+        """See ``Backend.allows_burst``."""
+        return self._limits.allows_burst(device)
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:  # noqa: ARG002
         """Return the lease described: it takes effect in the pod of its kernel, see :meth:`launch`."""
@@ -323,8 +292,7 @@ class ClusterBackend(Backend):
         """End the kernels of leases that have ended."""
         known, every = self.kernels.known(), await living()
         self._live = frozenset(lease.id for lease in every)
-        if len(self._described) > 2 * len(self._live):
-            self._described = {name: each for name, each in self._described.items() if name in self._live}
+        self._limits.keep(self._live)
         self.kernels.settle(known, self._live)
         if self._claims is not None:
             self._parked = frozenset(lease.id for lease in every if lease.state is LeaseState.PARKED)
@@ -386,7 +354,7 @@ class ClusterBackend(Backend):
         """Have the watchdog judge these leases; return those that end for what they use."""
         if self._watchdog is None:
             return {}
-        found = self._watchdog.watch(every, self._by_dialect)
+        found = self._watchdog.watch(every, self._limits.by_dialect)
         while self._notices:
             lease_id = next(iter(self._notices))
             await self.pool.store.run(leases.set_notice, lease_id, self._notices[lease_id])
@@ -435,11 +403,7 @@ class ClusterBackend(Backend):
 
     async def launch(self, lease: Lease, kernel: KernelCommand, caller: Caller | None) -> KernelPod:
         """See ``KernelHost.launch``."""
-        # What its environment says of limits is to be true for as long as it runs, whoever reports meanwhile.
-        lasting = replace(lease, enforcement=self.view.enforcement(lease.request))
-        if not self._kubernetes.node_agent:
-            lasting = self._with_limit(lasting)
-        order = await self._pod_builder.of(lasting, kernel, _server(caller))
+        order = await self._pod_builder.of(self._limits.at_launch(lease), kernel, _server(caller))
         if self._claims is not None:
             await self._claims.ready(lease)
         if lease.process is None:
@@ -522,16 +486,6 @@ class ClusterBackend(Backend):
 
     async def _keep_failure(self, lease_id: str, failure: Failure) -> None:
         await self.pool.record_failure(lease_id, failure)
-
-
-def _described(lease: Lease, enforcement: Enforcement | None, *, is_divided: bool) -> Lease:
-    terms = replace(lease.terms, revocable=True)
-    if enforcement is None:
-        return replace(lease, terms=terms)
-    slices = lease.slices
-    if not is_divided:  # whatever is free up to its limit the cluster leaves to it by itself
-        slices = tuple(replace(part, burst_mib=max(0, part.limit_mib - part.memory_mib)) for part in slices)
-    return replace(lease, terms=terms, slices=slices, enforcement=enforcement)
 
 
 def _add_use(store: StoreContext, news: Mapping[str, Measured]) -> None:
