@@ -44,11 +44,11 @@ from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 
 from . import free_memory
 from .beginning import FirstKernel
-from .commands import PLACE, given_variables, launched, module_option, starts_alike
+from .commands import PLACE, given_variables, launched, module_option
 from .connection import ConnectionFile, Ports, SliceChanges, are_changes
 from .control import ControlConnection, ControlPort
 from .last_words import LastWords
-from .warm import Fork, WarmStarts
+from .warm import Fork, Templates, WarmStarts
 
 PORT = 9750
 #: Seconds after which a kernel that neither ends nor listens is said to have started all the same.
@@ -85,6 +85,8 @@ class Kernel:
         #: When it had bound its ports, of ``time.monotonic()``.
         self.bound_at = float("inf")
         self._channel = channel
+        #: When it was last looked at how much it computes, and for how long it had until then.
+        self._seen = None  # type: tuple[float, float] | None
 
     def sockets(self) -> "list[socket.socket]":
         """Return what can be read once it has bound its ports."""
@@ -117,6 +119,19 @@ class Kernel:
             return 0.0
         return (ran + waited) / 1e9
 
+    def pauses(self) -> bool:
+        """Whether it runs and does not compute, or has for long."""
+        now = time.monotonic()
+        if not self.is_bound or now < self.began_at + _PRELOADS_AFTER:
+            return False
+        if self._seen is not None and now < self._seen[0] + _LOOK_SELDOM:
+            return False
+        before, self._seen = self._seen, (now, self.processor_time())
+        if before is None:
+            return False
+        is_quiet = self._seen[1] - before[1] < _PAUSE_BELOW * (now - before[0])
+        return is_quiet or now > self.began_at + _PAUSES_WITHIN
+
 
 class Supervisor:
     """The kernel of this pod, from its first start to its last end."""
@@ -135,8 +150,6 @@ class Supervisor:
         self._settings = settings
         self._file = ConnectionFile(settings.connection)
         self._argv = launched(list(argv))
-        self._is_python = self._argv != list(argv)
-        self._preload = tuple(preload)
         self._environment = dict(environment)
         self._changes = SliceChanges(os.path.dirname(settings.connection), self._environment)  # noqa: PTH120
         #: Where kernels start; None for where this process does.
@@ -156,23 +169,12 @@ class Supervisor:
         self._fork = None  # type: Fork | None
         self._kernel = None  # type: Kernel | None
         self._kills = free_memory.memory_kills()
-        #: When it was last looked at how much the kernel computes, and for how long it had until then.
-        self._seen = None  # type: tuple[float, float] | None
         self._woken = _wake_at_signals()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        begin_with = () if self._prepared_until is None else self._preload
-        self._warm = warm or (self._template(begin_with) if self._is_python else None)
-        #: One that imports what is preloaded, or anew, while the other may still be of use; and for the how
-        #: manieth kernel one was begun.
-        self._next = None  # type: WarmStarts | None
-        self._begun_for = 0
+        self._templates = Templates(self._argv, preload, self._environment, warm)
+        if warm is None and self._argv != list(argv):  # it is a kernel of Python
+            self._templates.start(preloads=self._prepared_until is not None)
         self._control = self._listen()
-
-    def _template(self, modules: "Sequence[str]") -> "WarmStarts | None":
-        try:
-            return WarmStarts.start(self._argv, modules, self._environment)
-        except OSError:  # no such program, or no process can be started
-            return None
 
     def _listen(self) -> "ControlPort | None":
         address, key = (str(self._file.content.get(name) or "") for name in ("ip", "key"))
@@ -205,8 +207,7 @@ class Supervisor:
                 break
             readable = _readable(self._sockets(), self._wait())
             self._words.read()
-        for each in filter(None, (self._warm, self._next)):
-            each.end("its supervisor ends")
+        self._templates.end("its supervisor ends")
         status = 0 if self._kernel is None else self._kernel.status or 0
         if self._kernel is None and self._killed_at is not None:
             status = 128 + signal.SIGTERM
@@ -214,7 +215,7 @@ class Supervisor:
 
     def _sockets(self) -> "list[Any]":
         found = [self._woken, self._words]  # type: list[Any]
-        for each in (self._kernel, self._warm, self._next, self._control):
+        for each in (self._kernel, self._templates, self._control):
             found += each.sockets() if each is not None else []
         return found
 
@@ -232,7 +233,7 @@ class Supervisor:
         if not (kernel.is_bound or kernel.sockets()):
             return _LOOK_OFTEN
         is_awaited = self._control is not None and self._control.awaits_somebody()
-        is_soon = is_awaited or not kernel.is_bound or self._next is not None or self._lacks_template()
+        is_soon = is_awaited or not kernel.is_bound or self._templates.are_to_change(kernel.start)
         return _LOOK_SELDOM if is_soon else min(_LOOK_RARELY, self._settings.alone or _LOOK_RARELY)
 
     def _is_over(self) -> bool:
@@ -286,9 +287,7 @@ class Supervisor:
                 # What it has started may keep its ports; until it was waited for, its group is nobody else's.
                 kernel.signal(signal.SIGKILL)
             _, code = os.waitpid(found.si_pid, 0)
-            for each in filter(None, (self._warm, self._next)):
-                if each.pid == found.si_pid:
-                    each.note_end()
+            self._templates.note_end(found.si_pid)
             if self._fork is not None and self._fork.pid == found.si_pid:
                 self._fork = Fork(why="it has ended")
             if is_kernel:
@@ -345,14 +344,15 @@ class Supervisor:
         """Let the kernel end, and the next one be forked meanwhile, which does not begin before that."""
         if self._kernel is not None:
             self._kernel.signal(signal.SIGKILL)
-        if self._warm is None or (self._warm.why and not self._is_asked):
+        template = self._templates.current
+        if template is None or (template.why and not self._is_asked):
             self._fork = self._fork or Fork()
         elif not self._is_asked:
             self._is_asked = True
             self._changes.forget()
-            self._warm.ask(self._argv, self._environment, self._folder)
+            template.ask(self._argv, self._environment, self._folder)
         else:
-            self._fork = self._fork or self._warm.forked()
+            self._fork = self._fork or template.forked()
 
     def _has_ports(self) -> bool:
         is_late = time.monotonic() > self._ended_at + _PORTS_FREE_WITHIN
@@ -410,7 +410,7 @@ class Supervisor:
             reply["start"] = self._next_start() if known is None else known.start
             reply["status"] = None if known is None else known.status
             reply["last"] = self._words.told() if reply["status"] else ""
-            reply["importing"] = self._warm is not None and self._warm.is_importing
+            reply["importing"] = self._templates.are_importing
         elif verb == "signal" and type(message.get("number")) is int and 0 < message["number"] < signal.NSIG:
             if kernel is not None:
                 kernel.signal(message["number"])
@@ -436,66 +436,22 @@ class Supervisor:
         self._asked.append((connection, message["n"]))
         self._file.write(told.connection)
         self._ports = Ports(self._file.content)
-        prepared, self._argv = self._argv, launched(list(told.argv))
-        self._is_python = self._argv != list(told.argv)
+        self._argv = launched(list(told.argv))
         self._environment.update(told.environment)
         self._folder = told.folder
-        if self._warm is not None and not starts_alike(prepared, self._argv):
-            self._warm.end("another command was prepared")
-            self._warm = None
-        elif self._warm is not None and self._warm.is_importing and self._preload:
-            # Its first kernel does not wait for that; the next ones have it.
-            self._warm, self._next = None, self._warm
+        self._templates.take_command(self._argv)
         return ""
 
     # -- Templates -----------------------------------------------------------
 
     def _follow_templates(self, readable: "Sequence[Any]") -> None:
-        for each in filter(None, (self._warm, self._next)):
-            each.read(readable)
-        if self._prepared_until is not None and self._preload and self._warm and self._warm.is_refused:
-            self._refuse_preload(self._warm)
-            self._warm = self._template(())
+        self._templates.read(readable, is_prepared=self._prepared_until is not None)
         # Not before the other one has answered, of which a kernel was asked: nobody would answer then.
-        if self._next is not None and not self._next.is_importing and not self._is_asked:
-            self._take_next(self._next)
-        if self._lacks_template() and self._is_pause():
-            assert self._kernel is not None
-            self._begun_for, self._next = self._kernel.start, self._template(self._preload)
-
-    def _take_next(self, found: WarmStarts) -> None:
-        """Fork from a template that has imported everything, from now on; or never import that again."""
-        self._next = None
-        if found.is_ready:
-            if self._warm is not None:
-                self._warm.end("there is another one")
-            self._warm = found
-        elif found.is_refused:
-            self._refuse_preload(found)
-
-    def _refuse_preload(self, found: WarmStarts) -> None:
-        print(f"gpu-pool: kernels restart without what is preloaded: {found.why}", file=sys.stderr)
-        self._preload = ()
-
-    def _lacks_template(self) -> bool:
-        """Whether there is none that has imported what is preloaded, and for this kernel none was begun."""
-        warm, kernel = self._warm, self._kernel
-        if warm is None or kernel is None or self._next is not None or kernel.start <= self._begun_for:
-            return False
-        return warm.modules != self._preload or (bool(warm.why) and not warm.is_refused)
-
-    def _is_pause(self) -> bool:
-        """Whether the kernel runs and does not compute, or has for long."""
-        kernel, now = self._kernel, time.monotonic()
-        if kernel is None or not kernel.is_bound or now < kernel.began_at + _PRELOADS_AFTER:
-            return False
-        if self._seen is not None and now < self._seen[0] + _LOOK_SELDOM:
-            return False
-        before, self._seen = self._seen, (now, kernel.processor_time())
-        if before is None or before[0] < kernel.began_at:
-            return False
-        is_quiet = self._seen[1] - before[1] < _PAUSE_BELOW * (now - before[0])
-        return is_quiet or now > kernel.began_at + _PAUSES_WITHIN
+        if not self._is_asked:
+            self._templates.take_next()
+        kernel = self._kernel
+        if kernel is not None and self._templates.lack_one_for(kernel.start) and kernel.pauses():
+            self._templates.begin_next(kernel.start)
 
 
 def _readable(descriptors: "Sequence[Any]", within: float) -> "list[Any]":

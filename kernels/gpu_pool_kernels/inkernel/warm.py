@@ -1,4 +1,4 @@
-"""The template of a pod's kernels, as their supervisor asks it.
+"""The templates of a pod's kernels, as their supervisor asks them.
 
 The supervisor is to it what a Jupyter server is on one machine: the kernels that it forks are children of the
 supervisor. The protocol is that of ``template.py``.
@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Mapping, NamedTuple, Sequence  # noqa: UP035 - for Python 3.8
 
-from .commands import PLACE, template_argv
+from .commands import PLACE, starts_alike, template_argv
 
 #: Bytes in which a kernel's own variables are shown: few are not the template's as well.
 _PLACE_FOR = 16_384
@@ -193,3 +193,110 @@ class WarmStarts:
         self._has_ended = True
         self.read(self.sockets())  # what it has told before
         self.end("it has ended")
+
+
+class Templates:
+    """What the kernels of a pod are forked from: one template, and one that is to take its place."""
+
+    def __init__(
+        self,
+        argv: "Sequence[str]",
+        preload: "Sequence[str]",
+        environment: "Mapping[str, str]",
+        first: "WarmStarts | None",
+    ) -> None:
+        """Fork kernels of this command, in this environment as it is then; ``first`` may be there already."""
+        self._argv, self._environment = argv, environment
+        self._preload = tuple(preload)
+        #: That which is asked for kernels.
+        self.current = first
+        #: One that imports what is preloaded, or anew, while the other may still be of use; and for the how
+        #: manieth kernel one was begun.
+        self._next = None  # type: WarmStarts | None
+        self._begun_for = 0
+
+    @property
+    def are_importing(self) -> bool:
+        """Whether that which is asked for kernels is not ready yet."""
+        return self.current is not None and self.current.is_importing
+
+    def start(self, *, preloads: bool) -> None:
+        """Start the first one, with what is preloaded or without."""
+        self.current = self._started(self._preload if preloads else ())
+
+    def _started(self, modules: "Sequence[str]") -> "WarmStarts | None":
+        try:
+            return WarmStarts.start(self._argv, modules, self._environment)
+        except OSError:  # no such program, or no process can be started
+            return None
+
+    def sockets(self) -> "list[socket.socket]":
+        """Return what is to be read once there is something."""
+        return [each for template in self._all() for each in template.sockets()]
+
+    def _all(self) -> "list[WarmStarts]":
+        return [each for each in (self.current, self._next) if each is not None]
+
+    def read(self, readable: "Any", *, is_prepared: bool) -> None:
+        """Take note of what they have told; before the first kernel of a pod that ``is_prepared`` begins.
+
+        One that cannot import what is preloaded is followed by one that does not have to.
+        """
+        for each in self._all():
+            each.read(readable)
+        if is_prepared and self._preload and self.current is not None and self.current.is_refused:
+            self._refuse_preload(self.current)
+            self.current = self._started(())
+
+    def take_command(self, argv: "Sequence[str]") -> None:
+        """Fork kernels of another command from now on, than that for which the pod was prepared."""
+        prepared, self._argv = self._argv, argv
+        if self.current is not None and not starts_alike(prepared, argv):
+            self.current.end("another command was prepared")
+            self.current = None
+        elif self.are_importing and self._preload:
+            # Its first kernel does not wait for that; the next ones have it.
+            self.current, self._next = None, self.current
+
+    def take_next(self) -> None:
+        """Fork from the next one that has imported everything, from now on; or never import that again."""
+        found = self._next
+        if found is None or found.is_importing:
+            return
+        self._next = None
+        if found.is_ready:
+            if self.current is not None:
+                self.current.end("there is another one")
+            self.current = found
+        elif found.is_refused:
+            self._refuse_preload(found)
+
+    def _refuse_preload(self, found: WarmStarts) -> None:
+        print(f"gpu-pool: kernels restart without what is preloaded: {found.why}", file=sys.stderr)
+        self._preload = ()
+
+    def lack_one_for(self, start: int) -> bool:
+        """Whether none has imported what is preloaded, and none was begun for the kernel of this number."""
+        current = self.current
+        if current is None or self._next is not None or start <= self._begun_for:
+            return False
+        return current.modules != self._preload or (bool(current.why) and not current.is_refused)
+
+    def begin_next(self, start: int) -> None:
+        """Start one that imports what is preloaded, while the kernel of this number runs."""
+        self._begun_for, self._next = start, self._started(self._preload)
+
+    def are_to_change(self, start: int) -> bool:
+        """Whether another one is to take the place of that which is asked for kernels."""
+        return self._next is not None or self.lack_one_for(start)
+
+    def note_end(self, pid: int) -> None:
+        """Take note that a process has ended, and was waited for."""
+        for each in self._all():
+            if each.pid == pid:
+                each.note_end()
+
+    def end(self, why: str) -> None:
+        """End all. The kernels that they have forked go on."""
+        for each in self._all():
+            each.end(why)
