@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Final
+from typing import Any, Final
 
 from gpu_pool_client import Enforcement, Holder, Lease, LeaseState, PoolStatus, SliceRequest
 from gpu_pool_client._framework_caps import slice_environment
@@ -64,8 +64,9 @@ def kernel_command(command: list[str], *, installed: bool = False) -> list[str]:
 
     With ``installed`` the kernel is to find it where it runs, in an image.
     """
-    prepare = _ipykernel_launcher()
-    return prepare(command, installed=installed) if prepare else command
+    prepare = launcher("ipykernel")
+    prepared: list[str] = prepare(command, installed=installed) if prepare else command
+    return prepared
 
 
 def is_ipython(command: Sequence[str]) -> bool:
@@ -74,8 +75,9 @@ def is_ipython(command: Sequence[str]) -> bool:
 
 
 @functools.cache
-def _ipykernel_launcher() -> Callable[..., list[str]] | None:
-    for point in entry_points(group=LAUNCHERS, name="ipykernel"):
-        launcher: Callable[..., list[str]] = point.load()
-        return launcher
+def launcher(name: str) -> Callable[..., Any] | None:
+    """Return what is installed under this name of the group of :data:`LAUNCHERS`; None where nothing is."""
+    for point in entry_points(group=LAUNCHERS, name=name):
+        found: Callable[..., Any] = point.load()
+        return found
     return None

@@ -23,13 +23,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpu_pool_client import _procfs
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.environment import LAUNCHERS, PARENT_VARIABLE
+from gpu_pool_provisioner.environment import PARENT_VARIABLE, launcher
 from gpu_pool_provisioner.forked import ForkedProcess, Streams, adopting, unwanted_groups, wait_for_unwanted
 
 if TYPE_CHECKING:  # few kernels sleep
@@ -333,7 +332,7 @@ class Kind:
         """
         if kwargs.get("env") is None or not _UNDERSTOOD.issuperset(kwargs):
             raise StartColdError("it is started with arguments that a template does not understand")
-        find = _template_command()
+        find = launcher("template")
         made = find(argv, settings.preload, 0, settings.idle_timeout) if find else None
         if find is None or made is None:
             raise StartColdError("its command is not one of an IPython kernel")
@@ -341,8 +340,7 @@ class Kind:
         early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
 
         def command(control: int | str) -> list[str]:
-            found = find(argv, settings.preload, control, settings.idle_timeout)
-            assert found is not None
+            found: tuple[list[str], list[str]] = find(argv, settings.preload, control, settings.idle_timeout)
             return found[1]
 
         key = tuple(made[0]), settings.preload, frozenset(early.items()), only
@@ -499,14 +497,6 @@ def _times_of_children(others: Iterable[int] = ()) -> dict[int, float]:
 def _environment(kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Return a kernel's environment as ``launch_kernel`` completes it."""
     return {**kwargs["env"], PARENT_VARIABLE: str(os.getpid())}
-
-
-@functools.cache
-def _template_command() -> Callable[..., tuple[list[str], list[str]] | None] | None:
-    for point in entry_points(group=LAUNCHERS, name="template"):
-        command: Callable[..., tuple[list[str], list[str]] | None] = point.load()
-        return command
-    return None
 
 
 @functools.cache

@@ -19,8 +19,8 @@ from gpu_pool_client import (
 from gpu_pool_provisioner.environment import (
     LAUNCHERS,
     SliceEnvironment,
-    _ipykernel_launcher,
     kernel_command,
+    launcher,
 )
 from support.jupyter_env import JupyterEnv, Managers, answer
 
@@ -98,9 +98,9 @@ def test_the_command_goes_through_what_is_installed_for_ipython_kernels(
         "def prepare(argv, installed): return [*argv, '--ext', 'mine']"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    _ipykernel_launcher.cache_clear()
+    launcher.cache_clear()
     assert kernel_command(["python", "-m", "ipykernel"]) == ["python", "-m", "ipykernel", "--ext", "mine"]
-    _ipykernel_launcher.cache_clear()
+    launcher.cache_clear()
 
 
 async def test_a_kernel_reads_what_is_enforced(jupyter_env: JupyterEnv, manager: Managers) -> None:
