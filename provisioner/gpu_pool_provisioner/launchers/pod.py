@@ -136,9 +136,7 @@ class PodRun(KernelRun):
         holder = Process.current()
         within = min(kernel.start_timeout + kernel.ready_timeout + MARGIN, START_TIMEOUT)
         await self._lease.attach(holder, ready_within=within, grace=0.0)
-        if self._is_next:
-            await self._restart()
-        else:
+        if not self._is_next:
             self._pod.launch()
         address = await self._pod.started(kernel.start_timeout)
         await self._begin()
@@ -158,17 +156,13 @@ class PodRun(KernelRun):
         self._watching = asyncio.create_task(self._watch())
         return introduction
 
-    async def _restart(self) -> None:
-        try:
-            if self._shown is not None:
-                await self._pod.tell(self._shown)
-            await (await self._pod.supervisor()).restart(within=_RESTARTED_WITHIN)
-        except (SupervisorAway, KernelNotStarted) as error:
-            get_logger().warning("A kernel is started in a new pod or job: %s", error)
-            raise NotRestartedError from error
-
     async def _begin(self) -> None:
+        """Have the kernel begin, where a pod that runs does not see to that by itself."""
         try:
+            if self._is_next:
+                if self._shown is not None:
+                    await self._pod.tell(self._shown)
+                await (await self._pod.supervisor()).restart(within=_RESTARTED_WITHIN)
             await self._pod.begin()
         except (SupervisorAway, KernelNotStarted) as error:
             get_logger().warning("A kernel is started in a new pod or job: %s", error)
