@@ -289,15 +289,18 @@ class PoolSteps:
         """End what was kept alive by processes that are gone, and what has lost its devices."""
         if not facts.leads:
             return False
-        changed = bool(facts.findings.dead) and await self._store.run(reclaim.end_gone, facts.findings)
+        changed = bool(facts.findings.dead)
+        if changed:
+            await self._store.run(reclaim.end_gone, facts.findings.dead)
         for lease_id, taken in facts.seen.taken.items():
             changed = await self._pool.end_taken(lease_id, taken) or changed
         return changed
 
     async def _end_expired(self, facts: Facts) -> bool:
-        if not (facts.leads and facts.findings.overdue):
-            return False
-        return await self._store.run(reclaim.end_overdue, facts.findings)
+        is_due = facts.leads and facts.findings.overdue
+        if is_due:
+            await self._store.run(reclaim.end_overdue)
+        return is_due
 
     async def _serve_queue(self, facts: Facts) -> bool:
         """Grant to whoever's turn has come: since something has ended, and now and then as time decides."""

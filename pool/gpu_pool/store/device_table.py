@@ -230,8 +230,13 @@ class DeviceTable:
 
     def write(self, parts: Sequence[Slice]) -> str:
         """Write slices for a lease's row."""
-        # Lists of whole numbers look the same in Python and in JSON.
-        return str([[self._numbers[part.device.uuid], *_amounts(part)] for part in parts])
+        written = []
+        for part in parts:
+            # The numbers of a limit only where it has one.
+            limit = [part.limit_mib, part.burst_mib] if part.limit_mib or part.burst_mib else []
+            number = self._numbers[part.device.uuid]
+            written.append([number, part.milli, part.memory_mib, part.contexts, *limit])
+        return str(written)  # lists of whole numbers look the same in Python and in JSON
 
     def count(self, how: Literal["take", "give_back"], parts: Sequence[Slice]) -> None:
         """Count slices as held, or as free again."""
@@ -259,12 +264,6 @@ class DeviceTable:
             self._known[row["id"]] = (row["revision"], bool(row["present"]), device)
             self._numbers[device.uuid] = row["id"]
         return self._known
-
-
-def _amounts(part: Slice) -> list[int]:
-    """Return the numbers of a slice; those of a limit only where it has one."""
-    more = [part.limit_mib, part.burst_mib] if part.limit_mib or part.burst_mib else []
-    return [part.milli, part.memory_mib, part.contexts, *more]
 
 
 def _gone(present: Sequence[sqlite3.Row], devices: Sequence[Device], seen: SeenFrom) -> list[sqlite3.Row]:

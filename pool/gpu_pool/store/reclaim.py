@@ -129,22 +129,16 @@ def find_over(store: StoreContext) -> Findings:
     return Findings(dead, overdue, not lives, somebody_waits)
 
 
-def end_gone(store: StoreContext, findings: Findings) -> bool:
-    """End what was kept alive by processes that are gone; return whether there was any."""
-    if not findings.dead:
-        return False
+def end_gone(store: StoreContext, dead: Collection[str]) -> None:
+    """End what was kept alive by processes that were seen dead, as :func:`find_over` names them."""
     with store.db.transaction(store.give_up_at):
-        _end_dead(store, findings.dead)
-    return True
+        _end_dead(store, dead)
 
 
-def end_overdue(store: StoreContext, findings: Findings) -> bool:
-    """End what is past its deadline, or its longest time; return whether there was any."""
-    if not findings.overdue:
-        return False
+def end_overdue(store: StoreContext) -> None:
+    """End what is past its deadline, or its longest time."""
     with store.db.transaction(store.give_up_at):
         _end_late(store)
-    return True
 
 
 def serve_queue(store: StoreContext, *, tell: bool = True) -> bool:
