@@ -53,8 +53,7 @@ _UNKNOWN: Final = (State.ASKING, State.ENDING)
 _LAUNCHED_WITHIN: Final = 5.0
 _AT_WORK: Final = "It was at work."
 _NOT_PARKED: Final = "It was at work, or it keeps something on the GPU, or its pool did not answer."
-#: States of a kernel that runs a moment later, or has no slice.
-_ABOUT_TO_RUN: Final = (State.PARKING, State.STARTING, State.WAKING)
+_NO_KERNEL: Final = "It had ended, or was about to be started again."
 #: Kernels that are named at most to one that waits, and those of this process that may be, whose
 #: provisioners know nothing of each other.
 _MOST_NAMED: Final = 3
@@ -338,27 +337,30 @@ class SessionDriver:
         """
         if self.resize_requests is not None:
             self.resize_requests.close()  # what a kernel has open must be there when it comes back
-        self._do.why_awake = ""
-        while self.session.state in _ABOUT_TO_RUN:
-            await self._changed.wait()
-        if self._do.run is not None and self._do.run.relay.busy:
-            return _AT_WORK
-        if self.kept is not None:
-            self.kept.would_be_lost = True
-        if events.SleepRequested in TABLE[self.session.state]:
-            self.post(events.SleepRequested())
-        while self._goes_to_sleep:
-            await self._changed.wait()
+        is_tried = False
+        while not is_tried or self.session.state is State.RESUMING:  # for a cell that has come meanwhile
+            while self.session.state.passes:
+                await self._changed.wait()
+            if self._do.run is not None and self._do.run.relay.busy:
+                return _AT_WORK
+            if self.kept is not None:
+                self.kept.would_be_lost = True
+            is_tried, self._do.why_awake = True, ""
+            if events.SleepRequested in TABLE[self.session.state]:
+                self.post(events.SleepRequested())
+            while self._goes_to_sleep:
+                await self._changed.wait()
         if self.kept is not None and self.kept.leave_image():
             await self.kept.note_use()
             return ""
-        return self._do.why_awake or _NOT_PARKED
+        return self._do.why_awake or (_NOT_PARKED if self.session.state.has_kernel else _NO_KERNEL)
 
     @property
     def _goes_to_sleep(self) -> bool:
-        state, at = self.session.state, self.session.hibernates_at
-        is_due = state is State.PARKED and at is not None and at <= time.monotonic()
-        return is_due or state in (State.PARKING, State.HIBERNATING)
+        session, at = self.session, self.session.hibernates_at
+        leaves_queue = session.parking is not None and session.parking.leaves_queue
+        is_due = leaves_queue or (at is not None and at <= time.monotonic())
+        return session.state.passes or (session.state is State.PARKED and is_due)
 
     # -- What is seen of it; any thread may look -------------------------------
 

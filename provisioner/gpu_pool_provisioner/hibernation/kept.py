@@ -293,7 +293,7 @@ class KeptKernel:
 
         Raises ``CannotWakeError``: then it sleeps on.
         """
-        if self._is_left:
+        if self._is_left or self.would_be_lost:
             raise CannotWakeError("its server ends, and the next one goes on with it.")
         self._goes_on = True
         try:

@@ -160,7 +160,8 @@ def parked(session: Session, event: on.Parked, now: float) -> Outcome:
 
 def parked_from(session: Session, parking: idle.Parking, now: float) -> Outcome:
     """Let a kernel be parked from now on, and go to disk later."""
-    after = 0.0 if parking.step.sleeps or session.is_to_hibernate else session.hibernate_after
+    sleeps_now = parking.step.sleeps or parking.server_ends or session.is_to_hibernate
+    after = 0.0 if sleeps_now else session.hibernate_after
     at = None if session.in_pod or after is None else now + after
     parked = replace(session, state=State.PARKED, parking=parking, hibernates_at=at)
     return parked, follows_lease(parked)
@@ -210,11 +211,14 @@ def resume_meanwhile(session: Session, event: on.ResumeRequested, now: float) ->
 
 
 def give_up_resuming(session: Session, event: on.InterruptRequested, now: float) -> Outcome:
+    return leaves_queue(session, _parking(session), texts.gave_up(session.size))
+
+
+def leaves_queue(session: Session, parking: idle.Parking, why: str) -> Outcome:
     """Let what was submitted fail, and leave the slice to others. The kernel stays as it is."""
-    parking = replace(_parking(session), leaves_queue=True, is_wanted=False)
-    refuse = do.Refuse(texts.gave_up(session.size))
+    parking = replace(parking, leaves_queue=True, is_wanted=False)
     parked = replace(asking.without_work(session), state=State.PARKED, parking=parking)
-    return parked, (refuse, do.Show(""), do.ParkAgain())
+    return parked, (do.Refuse(why), do.Show(""), do.ParkAgain())
 
 
 def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome:

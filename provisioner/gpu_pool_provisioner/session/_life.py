@@ -239,14 +239,19 @@ def time_passed(session: Session, event: on.TimePassed, now: float) -> Outcome:
     if session.retry is not None and now >= session.retry.at:
         return replace(session, retry=None), (session.retry.work,)
     if session.state is State.PARKED and _is_due(session.hibernates_at, now):
-        going = replace(session, state=State.HIBERNATING, hibernates_at=None)
-        return going, (do.Answer(), do.Hibernate())
+        return goes_to_disk(session)
     if _is_due(session.tells_at, now):
         return asking.tell_away(session, now)
     idling = session.idling
     if session.state in OBSERVED_IN and idling is not None and _is_due(idling.observe_at, now):
         return replace(session, idling=replace(idling, observe_at=None)), (do.Observe(),)
     return asking.explains(session, now)
+
+
+def goes_to_disk(session: Session) -> Outcome:
+    """Write a parked kernel to disk, and answer for it meanwhile."""
+    going = replace(session, state=State.HIBERNATING, hibernates_at=None)
+    return going, (do.Answer(), do.Hibernate())
 
 
 def _is_due(at: float | None, now: float) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpu_pool_client import EndReason
 from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import _keeping as keeping
+from gpu_pool_provisioner.session import _life as life
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
@@ -72,7 +73,7 @@ def _stays_on_disk(session: Session) -> Outcome:
 def lease_news(session: Session, event: on.LeaseNews, now: float) -> Outcome:
     """See that its device is drained, or that this is over."""
     if session.state is State.PARKED and session.is_to_hibernate:
-        return sleep_parked(session, on.SleepRequested(), now)
+        return life.goes_to_disk(session)
     return session, keeping.follows_lease(session)
 
 
@@ -87,13 +88,31 @@ def not_hibernated(session: Session, event: on.NotHibernated, now: float) -> Out
 
 def sleep(session: Session, event: on.SleepRequested, now: float) -> Outcome:
     """Lend the slice to others first, as always."""
-    parking = idle.Parking(ExpiryStep(ExpiryAction.PARK, sleeps=True))
+    parking = idle.Parking(ExpiryStep(ExpiryAction.PARK, sleeps=True), server_ends=True)
     return replace(session, state=State.PARKING, parking=parking), (do.HoldWork(), do.CheckIdle())
 
 
 def sleep_parked(session: Session, event: on.SleepRequested, now: float) -> Outcome:
-    going = replace(session, state=State.HIBERNATING, hibernates_at=None)
-    return going, (do.Answer(), do.Hibernate())
+    parking = replace(_parking(session), server_ends=True)
+    if parking.leaves_queue:  # it goes once it has left: what sleeps waits for no slice
+        refuse = do.Refuse(texts.not_run(texts.SERVER_ENDS))
+        return replace(session, parking=replace(parking, is_wanted=False)), (refuse,)
+    return life.goes_to_disk(replace(session, parking=parking))
+
+
+def sleep_resuming(session: Session, event: on.SleepRequested, now: float) -> Outcome:
+    """Leave the queue first: what waits for the slice is not passed on any more."""
+    parking = replace(_parking(session), server_ends=True)
+    return keeping.leaves_queue(session, parking, texts.not_run(texts.SERVER_ENDS))
+
+
+def resumed_parked(session: Session, event: on.Resumed, now: float) -> Outcome:
+    """See that the slice came just as its queue was left; a kernel whose server ends lends it once more."""
+    parking, (running, effects) = _parking(session), keeping.resumed(session, event, now)
+    if not parking.server_ends or parking.is_wanted:
+        return running, effects
+    again, sleeps = sleep(running, on.SleepRequested(), now)
+    return again, (*(each for each in effects if not isinstance(each, do.PassOn)), *sleeps)
 
 
 def launch_prepared(session: Session, event: on.LaunchPrepared, now: float) -> Outcome:

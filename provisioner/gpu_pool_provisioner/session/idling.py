@@ -109,6 +109,8 @@ class Parking:
     is_moved: bool = False
     #: Whether it leaves the queue for its slice.
     leaves_queue: bool = False
+    #: Whether its server ends: it is lost unless it goes to disk.
+    server_ends: bool = False
     #: Who took the slice, where it was not for its idleness alone.
     taken: str = field(default="")
 

@@ -62,6 +62,11 @@ class State(enum.Enum):
         """Whether there is a kernel that has answered."""
         return self in _WITH_KERNEL
 
+    @property
+    def passes(self) -> bool:
+        """Whether it passes by itself, and a kernel whose server ends can go to disk only after it."""
+        return self in _PASSING
+
 
 #: Where the kernel is still to come, and has not answered.
 _BEFORE_KERNEL: Final = frozenset(
@@ -76,6 +81,7 @@ _WITH_KERNEL: Final = frozenset(
         *(State.HIBERNATING, State.HIBERNATED, State.WAKING),
     )
 )
+_PASSING: Final = (State.STARTING, State.RESIZING, State.PARKING, State.HIBERNATING, State.WAKING)
 #: Where it has no process, or none that could be signalled.
 _ASLEEP: Final = (State.HIBERNATING, State.HIBERNATED, State.WAKING)
 

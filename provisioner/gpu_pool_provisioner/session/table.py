@@ -225,8 +225,8 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.ResumeRequested: Rule(keeping.resume, (_S.PARKED, _S.RESUMING)),
         on.ParkedAgain: Rule(keeping.parked_again, (_S.PARKED, _S.RESUMING)),
         on.PoolAway: Rule(asking.away_in_queue, (_S.PARKED,)),
-        on.Resumed: Rule(keeping.resumed, (_S.RUNNING,)),
-        on.SleepRequested: Rule(sleeping.sleep_parked, (_S.HIBERNATING,)),
+        on.Resumed: Rule(sleeping.resumed_parked, (_S.RUNNING, _S.PARKING)),
+        on.SleepRequested: Rule(sleeping.sleep_parked, (_S.PARKED, _S.HIBERNATING)),
         on.LeaseNews: Rule(sleeping.lease_news, (_S.PARKED, _S.HIBERNATING)),
     },
     _S.HIBERNATING: {
@@ -254,6 +254,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.Resumed: Rule(keeping.resumed, (_S.RUNNING,)),
         on.InterruptRequested: Rule(keeping.give_up_resuming, (_S.PARKED,)),
         on.ResumeRequested: Rule(keeping.resume_meanwhile, (_S.RESUMING,)),
+        on.SleepRequested: Rule(sleeping.sleep_resuming, (_S.PARKED,)),
     },
     _S.RESTARTING: {
         **_always(_S.RESTARTING),

@@ -154,6 +154,13 @@ MACHINE_IS_EMPTIED: Final = (
 )
 
 
+#: Said below a cell that waits for a slice when its kernel's server ends.
+SERVER_ENDS: Final = (
+    "This kernel's Jupyter server ends. The kernel goes to disk, if it can: run the cell again with the next "
+    "server."
+)
+
+
 #: Said in the log where kernels are to sleep on disk, and do not; and why not.
 STAY_AWAKE: Final = "Kernels do not sleep on disk (hibernate_after): %s"
 CANNOT_SLEEP: Final = "it was started while its server could put none to disk; its log says why."

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_pool_client import Activity, EndReason, Hibernation, Lease, LeaseState, Terms
-from gpu_pool_provisioner.session import Session, State, effects, events, step, texts
+from gpu_pool_provisioner.session import TABLE, Session, State, effects, events, step, texts
 from gpu_pool_provisioner.session.session import FailedWake, OnDisk
 from gpu_pool_provisioner.session.view import SlicePhase, view
 from support.session_world import STARTED, a_kept_one, a_left_one, a_session, a_sleeper, after, lease
@@ -145,6 +145,61 @@ def test_when_its_server_ends_its_slice_is_parked_first_and_then_it_goes_to_disk
     session = after(session, events.FoundIdle(), events.Parked(lease(LeaseState.PARKED), False), now=20.0)
     assert (session.state, session.wakes_at) == (State.PARKED, 20.0)
     assert after(session, events.TimePassed(), now=20.0).state is State.HIBERNATING
+
+
+def test_when_its_server_ends_every_kernel_can_go_to_disk_or_can_in_a_moment() -> None:
+    for state in State:
+        if state.has_kernel or state is State.STARTING:
+            can = events.SleepRequested in TABLE[state]
+            assert can + state.passes + (state is State.HIBERNATED) == 1, state
+        else:
+            assert not state.passes
+
+
+def resuming() -> Session:
+    return after(hibernated(), events.WorkSubmitted(), events.Woken(), now=30.0)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_one_that_waits_for_its_slice_when_its_server_ends_leaves_the_queue_and_goes_to_disk(
+    waits: bool,
+) -> None:
+    session = after(resuming(), events.Queued(lease(LeaseState.WAITING)), now=30.0) if waits else resuming()
+    session, due = step(session, events.SleepRequested(), 31.0)
+    assert session.state is State.PARKED
+    assert effects.Refuse(texts.not_run(texts.SERVER_ENDS)) in due
+    assert due[-1] == effects.ParkAgain()
+    session = after(session, events.ParkedAgain(), now=32.0)
+    assert (session.state, session.wakes_at) == (State.PARKED, 32.0)
+    assert after(session, events.TimePassed(), now=32.0).state is State.HIBERNATING
+
+
+def test_one_whose_slice_comes_just_then_lends_it_once_more_and_passes_nothing_on() -> None:
+    session = after(resuming(), events.SleepRequested(), now=31.0)
+    session, due = step(session, events.Resumed(HELD), 31.0)
+    assert (session.state, due[-2:]) == (State.PARKING, (effects.HoldWork(), effects.CheckIdle()))
+    assert effects.PassOn() not in due
+    session = after(session, events.FoundIdle(), events.Parked(lease(LeaseState.PARKED), False), now=32.0)
+    assert after(session, events.TimePassed(), now=32.0).state is State.HIBERNATING
+
+
+def test_one_that_leaves_its_queue_when_its_server_ends_goes_to_disk_once_it_has() -> None:
+    session = after(resuming(), events.InterruptRequested(), events.WorkSubmitted(), now=31.0)
+    session, due = step(session, events.SleepRequested(), 31.0)
+    assert (session.state, due) == (
+        State.PARKED,
+        (effects.Refuse(texts.not_run(texts.SERVER_ENDS)),),
+    )
+    session = after(session, events.ParkedAgain(), now=32.0)
+    assert after(session, events.TimePassed(), now=32.0).state is State.HIBERNATING
+
+
+def test_a_cell_that_comes_while_the_queue_is_left_for_its_servers_end_asks_again() -> None:
+    session = after(resuming(), events.SleepRequested(), events.WorkSubmitted(), now=31.0)
+    assert after(session, events.Resumed(HELD), now=31.0).state is State.RUNNING
+    session = after(session, events.ParkedAgain(), now=31.0)
+    assert session.state is State.RESUMING
+    assert after(session, events.SleepRequested(), now=31.0).state is State.PARKED
 
 
 DRAINED = replace(HELD, hibernates=True)

@@ -1,0 +1,111 @@
+"""Kernels on their way to disk or back when their server is stopped, by a real CRIU: none of them is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+
+from gpu_pool_client import LeaseState
+from gpu_pool_client._background import in_background
+from gpu_pool_provisioner.hibernation.kept import why_not
+from gpu_pool_provisioner.session import State
+from support.frontend import Frontend, frontend
+from support.jupyter_env import JupyterEnv, Managers, eventually
+
+CRIU = os.environ.get("CRIU", "criu")
+_WHY = why_not(CRIU)
+pytestmark = [
+    pytest.mark.hibernation,
+    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
+]
+
+
+def images(env: JupyterEnv) -> list[Path]:
+    return list((env.folder / "asleep").glob("*/image"))
+
+
+def install(env: JupyterEnv, size: str = "60%", **more: Any) -> str:
+    """Write a kernelspec whose kernels sleep soon and outlive their server, and a notebook."""
+    (env.folder / "notebooks").mkdir(exist_ok=True)
+    (env.folder / "notebooks" / "week1.ipynb").write_text("{}")
+    config = {"hibernate_with_server": True, "hibernate_after": 0.3, "criu": CRIU}
+    folder = {"hibernation_folder": str(env.folder / "asleep")}
+    return env.install("stopped", size, **{**config, **folder, **more})
+
+
+@asynccontextmanager
+async def notebook(
+    env: JupyterEnv, manager: Managers, kernel: str
+) -> AsyncIterator[tuple[AsyncKernelManager, Frontend]]:
+    """Start the kernel of a notebook, as a server does, with a page that shows it."""
+    km = manager(kernel)
+    path = env.folder / "notebooks" / "week1.ipynb"
+    await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(path)})
+    async with frontend(km) as page:
+        yield km, page
+
+
+async def printed(page: Frontend, code: str) -> str:
+    return "".join((await page.run(code).done()).outputs)
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async def looks() -> bool:
+        return bool(is_so())
+
+    await eventually(looks)
+
+
+async def until_it_is(km: AsyncKernelManager, state: State) -> None:
+    await until(lambda: km.provisioner.session.state is state)
+
+
+async def is_left_to_the_next(env: JupyterEnv, manager: Managers, kernel: str) -> None:
+    """See that the next server goes on with the kernel of the notebook."""
+    assert len(images(env)) == 1
+    async with notebook(env, manager, kernel) as (km, page):
+        assert km.provisioner.session.state is State.HIBERNATED
+        assert "41\n" in await printed(page, "print(kept)")
+        await km.shutdown_kernel(now=True)
+
+
+async def test_one_that_is_awake_and_waits_for_a_slice_goes_to_disk_again(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    kernel = install(jupyter_env)
+    other = manager(jupyter_env.install("other", "60%"))
+    async with notebook(jupyter_env, manager, kernel) as (km, page):
+        await printed(page, "kept = 41")
+        await until_it_is(km, State.HIBERNATED)
+        await other.start_kernel()
+        async with frontend(other) as its:
+            await printed(its, "1")
+            cell = page.run("kept += 1")
+            await until(lambda: km.provisioner.session.wait is not None)
+            assert not images(jupyter_env)
+            assert await km.provisioner.leave_image() == ""
+            assert "Jupyter server ends" in "".join((await cell.done()).outputs)
+        await km.shutdown_kernel()
+    await other.shutdown_kernel(now=True)
+    await eventually(jupyter_env.is_empty)
+    await is_left_to_the_next(jupyter_env, manager, kernel)
+
+
+async def test_one_that_is_just_to_go_on_goes_to_disk_again(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    kernel = install(jupyter_env)
+    async with notebook(jupyter_env, manager, kernel) as (km, page):
+        await printed(page, "kept = 41")
+        await until_it_is(km, State.HIBERNATED)
+        await in_background(km.provisioner.driver.resume())
+        assert await km.provisioner.leave_image() == ""
+        assert (await jupyter_env.only_lease()).state is LeaseState.PARKED
+        await km.shutdown_kernel()
+    await is_left_to_the_next(jupyter_env, manager, kernel)
