@@ -287,6 +287,11 @@ class GPUPoolProvisioner(SliceSettings):
         """The most that the kernel takes when it goes to disk at its server's end; None where it does not."""
         return self.sleep.leaves_bytes(self._driver)
 
+    @property
+    def goes_to_disk(self) -> bool:
+        """Whether the kernel is on disk, or goes there by itself once it has been idle for long enough."""
+        return self.sleep.goes_to_disk(self._driver)
+
     @functools.cached_property
     def sleep(self) -> Sleep:
         """What is done for its kernel to sleep on disk."""

@@ -19,7 +19,7 @@ from gpu_pool_client._log import EscapingLogger
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import is_ipython
 from gpu_pool_provisioner.proxy.backend import BackendConnection
-from gpu_pool_provisioner.session import texts
+from gpu_pool_provisioner.session import State, texts
 from gpu_pool_provisioner.session.session import OnDisk
 from gpu_pool_provisioner.settings import SliceSettings
 from gpu_pool_provisioner.templates import Kind, templates
@@ -187,7 +187,14 @@ class Sleep:
 
         return partial(kind_of, self._program)
 
-    # -- The end of its server -----------------------------------------------------
+    # -- Its end while it is idle, and that of its server ----------------------------
+
+    def goes_to_disk(self, driver: SessionDriver | None) -> bool:
+        """Whether it is on disk, or goes there by itself; not where it works, or has to stay awake."""
+        if driver is None or driver.kept is None:
+            return False
+        is_there = driver.kept.poll() is not None or driver.session.state in (State.HIBERNATING, State.WAKING)
+        return is_there or driver.state.idle.sleeps_at is not None
 
     def leaves_bytes(self, driver: SessionDriver | None) -> int | None:
         """Return the most that it takes when it goes to disk at its server's end; None where it does not."""

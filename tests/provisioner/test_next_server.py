@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -59,15 +60,20 @@ def images(env: JupyterEnv) -> list[Path]:
     return list((env.folder / "asleep").glob("*/image"))
 
 
+def configure(**more: Any) -> None:
+    """Write the servers' configuration."""
+    path = Path(os.environ["JUPYTER_CONFIG_DIR"], "jupyter_server_config.json")
+    path.parent.mkdir(exist_ok=True)
+    # A busy machine may need longer than a server has by default.
+    path.write_text(json.dumps({"GPUPoolServer": {"leave_within": 120}, **more}))
+
+
 def install(env: JupyterEnv, name: str = "keeper", **more: Any) -> str:
     """Write a kernelspec whose kernels outlive their server, and two notebooks."""
     (env.folder / "notebooks").mkdir(exist_ok=True)
     for notebook in ("week1.ipynb", "week2.ipynb"):
         (env.folder / "notebooks" / notebook).write_text("{}")
-    # A busy machine may need longer than a server has by default.
-    patient = Path(os.environ["JUPYTER_CONFIG_DIR"], "jupyter_server_config.json")
-    patient.parent.mkdir(exist_ok=True)
-    patient.write_text(json.dumps({"GPUPoolServer": {"leave_within": 120}}))
+    configure()
     folder = str(env.folder / "asleep")
     config = {"hibernate_with_server": True, "criu": CRIU, "hibernation_folder": folder}
     return env.install(name, "40%", **{**config, **more})
@@ -190,6 +196,52 @@ async def test_one_that_worked_as_its_server_was_stopped_is_told_of_in_its_noteb
         assert "Your kernel from today " in told
         assert " is gone: it ended with its server. It was at work." in told
         assert "is gone" not in await printed(found, "print(3)")
+
+
+@pytest.fixture
+def outside() -> Iterator[socket.socket]:
+    """Return what listens outside of a kernel: one that is connected to it has to stay awake."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@asynccontextmanager
+async def kept_from_culler(server: Server, session: HTTPResponse) -> AsyncIterator[Frontend]:
+    """Have a page open, as long as which a kernel is not culled."""
+    channels = await server.connect(f"api/kernels/{json.loads(session.body)['kernel']['id']}/channels")
+    async with page(server, session) as found:
+        yield found
+    channels.close()
+
+
+async def test_jupyters_culler_passes_over_what_goes_to_disk_and_culls_what_stays_awake(
+    jupyter_env: JupyterEnv, outside: socket.socket
+) -> None:
+    asleep = install(jupyter_env, hibernate_after=0.3)
+    awake = install(jupyter_env, "later", hibernate_after=600)
+    configure(MappingKernelManager={"cull_idle_timeout": 5, "cull_interval": 1})
+    async with serving(jupyter_env) as server:
+        first = await server.open_notebook("week1.ipynb", asleep)
+        async with kept_from_culler(server, first) as found:
+            await printed(found, "kept = 41")
+        await eventually(in_time(lambda: len(images(jupyter_env)) == 1))
+        goes = [first, await server.open_notebook("week2.ipynb", awake)]
+        async with kept_from_culler(server, goes[1]) as found:
+            await printed(found, "kept = 42")
+        # They are looked at after those that were idle before them.
+        async with kept_from_culler(server, await server.open_notebook("connected.ipynb", asleep)) as found:
+            await printed(found, f"import socket; there = socket.create_connection({outside.getsockname()})")
+        await server.open_notebook("stays.ipynb", jupyter_env.install("stays", "10%"))
+
+        async def are_culled() -> bool:
+            kernels = json.loads((await server.ask("GET", "api/kernels")).body)
+            left = {json.loads(each.body)["kernel"]["id"] for each in goes}
+            return {each["id"] for each in kernels} == left
+
+        await eventually(are_culled, within=60)
+        assert len(images(jupyter_env)) == 1
+        async with page(server, first) as found:
+            assert await printed(found, "print(kept)") == "41\n"
 
 
 # -- What servers do, by their kernels' managers -----------------------------------

@@ -29,6 +29,7 @@ def _load_jupyter_server_extension(server: Any) -> None:
 
     add_handlers(server)
     _leave_kernels_at_the_end(server)
+    _cull_no_kernel_that_goes_to_disk(server)
     _end_by_sigint_as_by_sigterm(server)
     _leave_notices_out_of_files(server)
     server.io_loop.add_callback(start_templates, server)
@@ -66,6 +67,25 @@ def _leave_kernels_at_the_end(server: Any) -> None:
         await ensure_async(shut_down(now=now))
 
     manager.shutdown_all = leave_and_shut_down
+
+
+def _cull_no_kernel_that_goes_to_disk(server: Any) -> None:
+    """Let the server's culler of idle kernels pass over those on disk, and those that go there by themselves.
+
+    On disk a kernel costs nothing that the culler is for, and culled it would lose what it keeps there. One
+    that has to stay awake is culled as always.
+    """
+    manager = server.kernel_manager
+    cull = getattr(manager, "cull_kernel_if_idle", None)
+    if cull is None:  # a manager of another kind, which culls none
+        return
+
+    async def cull_what_stays_awake(kernel_id: str) -> None:
+        provisioner = getattr(manager.get_kernel(kernel_id), "provisioner", None)
+        if not getattr(provisioner, "goes_to_disk", False):
+            await ensure_async(cull(kernel_id))
+
+    manager.cull_kernel_if_idle = cull_what_stays_awake
 
 
 def _end_by_sigint_as_by_sigterm(server: Any) -> None:
