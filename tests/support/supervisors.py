@@ -54,6 +54,23 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+async def until_gone(pid: int) -> None:
+    """Return once a process has ended."""
+
+    async def is_gone() -> bool:
+        return parent_of(pid) == 0
+
+    await eventually(is_gone)
+
+
 @dataclass
 class Supervised:
     """A supervisor and its kernel."""
