@@ -48,7 +48,7 @@ from .commands import PLACE, given_variables, launched, module_option
 from .connection import ConnectionFile, Ports, SliceChanges, are_changes
 from .control import ControlConnection, ControlPort
 from .last_words import LastWords
-from .warm import Fork, Templates, WarmStarts
+from .warm import Fork, PodTemplates, WarmStarts
 
 PORT = 9750
 #: Seconds after which a kernel that neither ends nor listens is said to have started all the same.
@@ -171,7 +171,7 @@ class Supervisor:
         self._kills = free_memory.memory_kills()
         self._woken = _wake_at_signals()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._templates = Templates(self._argv, preload, self._environment, warm)
+        self._templates = PodTemplates(self._argv, preload, self._environment, warm)
         if warm is None and self._argv != list(argv):  # it is a kernel of Python
             self._templates.start(preloads=self._prepared_until is not None)
         self._control = self._listen()

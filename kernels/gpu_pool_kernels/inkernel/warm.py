@@ -195,7 +195,7 @@ class WarmStarts:
         self.end("it has ended")
 
 
-class Templates:
+class PodTemplates:
     """What the kernels of a pod are forked from: one template, and one that is to take its place."""
 
     def __init__(
