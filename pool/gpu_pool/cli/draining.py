@@ -33,7 +33,7 @@ _ENDS_WITH_SERVER: Final = "it is gone when its server ends (hibernate_with_serv
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
+class _DrainedKernel:
     """What has become of the kernel of a lease that was to go to disk."""
 
     lease: Lease
@@ -51,18 +51,20 @@ class _Kernel:
         return self.image_mib is not None and said is not None and said.outlives_server
 
 
-def _kernel(lease: Lease) -> _Kernel:
+def _kernel(lease: Lease) -> _DrainedKernel:
     said = lease.hibernation
     if lease.terms.in_pod:
-        return _Kernel(lease, None, _NOT_IN_POD)
+        return _DrainedKernel(lease, None, _NOT_IN_POD)
     if said is None:
-        return _Kernel(lease, None, _NOT_ABLE)
+        return _DrainedKernel(lease, None, _NOT_ABLE)
     if said.image_mib is not None and lease.state is LeaseState.PARKED:
-        return _Kernel(lease, said.image_mib, "" if said.outlives_server else _ENDS_WITH_SERVER)
+        return _DrainedKernel(lease, said.image_mib, "" if said.outlives_server else _ENDS_WITH_SERVER)
     if lease.state is LeaseState.WAITING:
-        return _Kernel(lease, None, _WAITS)
+        return _DrainedKernel(lease, None, _WAITS)
     may_go = said.is_for_now or not said.why_awake
-    return _Kernel(lease, None, said.why_awake or "it goes to disk now, or as soon as it is idle.", may_go)
+    return _DrainedKernel(
+        lease, None, said.why_awake or "it goes to disk now, or as soon as it is idle.", may_go
+    )
 
 
 @verb(
@@ -168,7 +170,7 @@ def _hibernate(session: CommandSession, device: str | None, timeout: float) -> i
 
 async def _all_on_disk(
     pool: Pool, device: str | None, timeout: float
-) -> tuple[list[DeviceStatus], list[_Kernel]]:
+) -> tuple[list[DeviceStatus], list[_DrainedKernel]]:
     """Drain one GPU, or all, and return them, and what has become of their kernels within so many seconds.
 
     Raises ``PoolUnreachable``, and drains nothing, where the service would put no kernel to disk.
@@ -194,7 +196,7 @@ async def _all_on_disk(
         await asyncio.sleep(min(_EVERY, left))
 
 
-def _progress(kernels: Sequence[_Kernel]) -> str:
+def _progress(kernels: Sequence[_DrainedKernel]) -> str:
     on_disk = sum(each.image_mib is not None for each in kernels)
     waits = [each for each in kernels if each.may_go]
     why = dict.fromkeys(f"{safe(each.lease.id)}: {safe(each.why, 300)}" for each in waits[:3])
@@ -206,13 +208,13 @@ def _kernels(count: int) -> str:
     return "1 kernel is" if count == 1 else f"{count} kernels are"
 
 
-def _row(kernel: _Kernel) -> list[str]:
+def _row(kernel: _DrainedKernel) -> list[str]:
     lease, mib = kernel.lease, kernel.image_mib
     who = safe(lease.id), safe(lease.holder.user), safe(lease.holder.kernel or "-")
     return [*who, "awake" if mib is None else f"asleep, {format_memory(mib)}", safe(kernel.why, 600) or "-"]
 
 
-def _plain(kernel: _Kernel) -> Plain:
+def _plain(kernel: _DrainedKernel) -> Plain:
     lease = kernel.lease
     return {
         "lease": lease.id,
@@ -224,7 +226,7 @@ def _plain(kernel: _Kernel) -> Plain:
     }
 
 
-def _in_words(kernels: Sequence[_Kernel]) -> str:
+def _in_words(kernels: Sequence[_DrainedKernel]) -> str:
     """Say how many kernels are on disk, and what becomes of them."""
     if not kernels:
         return "No kernel is on them."

@@ -102,7 +102,7 @@ def _installed() -> list[str]:
     return [each for each in dict.fromkeys((*said, INSTALLED)) if Path(each).exists()]
 
 
-class _Said(NamedTuple):
+class _SleepSettings(NamedTuple):
     """What is said of kernels that sleep: read once, since a server's configuration may be a program."""
 
     #: For all kernels, by the Jupyter server.
@@ -116,7 +116,7 @@ class _Said(NamedTuple):
         return [self.server, *(config for _, config in self.kernelspecs)]
 
 
-def _read() -> _Said:
+def _read() -> _SleepSettings:
     """Read what is said of kernels that sleep, as far as it can be read; what cannot, others say."""
     from jupyter_client.kernelspec import KernelSpecManager
 
@@ -137,7 +137,7 @@ def _read() -> _Said:
         for spec, stanza in zip(specs, stanzas, strict=True)
         if stanza.get("provisioner_name") == "gpu-pool"
     ]
-    return _Said(server, kernelspecs)
+    return _SleepSettings(server, kernelspecs)
 
 
 def images(programs: Iterable[Program]) -> tuple[list[str], list[Image]]:
@@ -210,7 +210,7 @@ def check_hibernation(criu: str) -> Iterator[Check]:
         yield from _disk(where, _programs(where)) if is_root else _disk_of_users(installed)
 
 
-def _settings(said: _Said) -> list[tuple[str, str, str]]:
+def _settings(said: _SleepSettings) -> list[tuple[str, str, str]]:
     """Return CRIU, the folder and the program of the kernels that sleep, by the server or a kernelspec."""
     wanted = [said.server] if _is_of_a_course() or _is_to_sleep(said.server) else []
     wanted += [config for spec, config in said.kernelspecs if _is_ipython(spec) and _is_to_sleep(config)]
@@ -219,7 +219,7 @@ def _settings(said: _Said) -> list[tuple[str, str, str]]:
     return [(criu or "criu", parent, program) for criu, parent, program in found]
 
 
-def _called(said: _Said) -> list[str]:
+def _called(said: _SleepSettings) -> list[str]:
     """Return the programs that settings name for kernels that sleep; "" is the usual one. Root calls none."""
     if os.geteuid() == 0:
         return [""]
@@ -238,7 +238,7 @@ def _is_ipython(spec: dict[str, Any]) -> bool:
     return wrap_argv(argv, installed=True) != argv
 
 
-def _other_kernels(said: _Said) -> Iterator[Check]:
+def _other_kernels(said: _SleepSettings) -> Iterator[Check]:
     """Name the kernelspecs whose kernels are to sleep, and never do."""
     from gpu_pool.cli.checks import Check
 

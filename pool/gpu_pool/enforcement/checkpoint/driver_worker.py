@@ -93,7 +93,7 @@ class DriverWorker:
         """Return what the process says of a job; None if it has ended before it began with it."""
         # Forgotten unless it answers: whatever cuts this off, nobody reads the rest of it as another answer.
         running, self._running = self._running or _start(self._idle), None
-        said = _Said()
+        said = _JobOutput()
         why = ""
         try:
             running.have_done(job, files, said, time.monotonic() + limit + _GRACE)
@@ -141,7 +141,7 @@ class _Running:
     #: Jobs go there, each in one packet, and what the process says comes from there.
     connection: socket.socket
 
-    def have_done(self, job: bytes, files: Sequence[int], said: _Said, give_up_at: float) -> None:
+    def have_done(self, job: bytes, files: Sequence[int], said: _JobOutput, give_up_at: float) -> None:
         """Have a job done, and take down what is said of it until all is, or the process ends."""
         socket.send_fds(self.connection, [job], files)
         while said.code is None:
@@ -207,7 +207,7 @@ class _TooMuch(Exception):
     """It has said more than it could have to say."""
 
 
-class _Said:
+class _JobOutput:
     """What a process says of one job, as it comes."""
 
     def __init__(self) -> None:
