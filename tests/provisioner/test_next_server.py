@@ -144,6 +144,28 @@ async def test_a_stopped_servers_kernel_goes_on_with_the_next_one(jupyter_env: J
     assert "is on disk" not in server.log
 
 
+async def test_a_kernel_goes_on_once_its_machine_was_started_anew(jupyter_env: JupyterEnv) -> None:
+    """A reboot leaves what is on disk: no process, no folder of sockets, and the system has another id."""
+    kernel = install(jupyter_env)
+    async with serving(jupyter_env) as server:
+        session = await server.open_notebook("week1.ipynb", kernel)
+        async with page(server, session) as found:
+            await printed(found, "kept = list(range(1000))")
+    [image] = images(jupyter_env)
+    await eventually(jupyter_env.is_empty)
+    said = json.loads((image.parent / "kernel.json").read_text())
+    said["run"].update(boot="another", first=os.getpid(), started=1)  # another process has the number
+    (image.parent / "kernel.json").write_text(json.dumps(said))
+    note = json.loads((image.parent / "note.json").read_text())["note"]
+    assert not Path(note["record"]["sockets"]).parent.exists()
+    async with serving(jupyter_env) as server:
+        session = await server.open_notebook("week1.ipynb", kernel)
+        async with page(server, session) as found:
+            assert "499500\n" in await printed(found, "print(sum(kept))")
+            assert (await jupyter_env.only_lease()).state is LeaseState.HELD
+            assert not images(jupyter_env)
+
+
 async def test_an_older_kernel_gives_way_to_one_that_would_be_lost_and_its_notebook_says_so(
     jupyter_env: JupyterEnv,
 ) -> None:
