@@ -76,6 +76,7 @@ def follow_burst() -> None:
         burst.follow()
 
 
+# Of the process, which is one kernel.
 @functools.lru_cache(maxsize=None)  # noqa: UP033 - Python 3.6 has no other
 def size_changes() -> "slice_requests.SizeChanges":
     """Return what this kernel has asked for by ``%gpu use``."""
