@@ -229,9 +229,7 @@ class LocalBackend(Backend):
 
     def describe(self, lease: Lease) -> Lease:
         """See ``Backend.describe``: by the tier of its devices, and the job that they are of."""
-        return self._in_job(_on_another_node(lease) if lease.terms.in_pod else self.enforcer.state(lease))
-
-    def _in_job(self, lease: Lease) -> Lease:
+        lease = _on_another_node(lease) if lease.terms.in_pod else self.enforcer.state(lease)
         if self._allocation is None or self._job_end is None:
             return lease
         job_terms = replace(lease.terms, job=str(self._allocation), job_ends_at=self._job_end.at)
@@ -243,11 +241,11 @@ class LocalBackend(Backend):
 
     async def bind(self, lease: Lease, process: Process | None = None) -> Lease:
         """See ``Backend.bind``: limits are made ready, and the processes held to them."""
-        if lease.terms.in_pod:
-            return self.describe(lease)
-        if process is not None:
-            await self.enforcer.attach(lease, process)
-        return self._in_job(await self.enforcer.hand_out(lease))
+        if not lease.terms.in_pod:
+            if process is not None:
+                await self.enforcer.attach(lease, process)
+            await self.enforcer.enforce(lease)
+        return self.describe(lease)
 
     async def unbind(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> None:
         """See ``Backend.unbind``: limits are taken away."""

@@ -220,16 +220,13 @@ class Enforcer:
             return replace(lease, terms=replace(lease.terms, revocable=True))
         return lease
 
-    async def hand_out(self, lease: Lease) -> Lease:
-        """Return a lease with the truth about its limits, which are enforced from now on if it is held."""
-        if lease.state is not LeaseState.HELD:
-            return lease
+    async def enforce(self, lease: Lease) -> None:
+        """Enforce the limits of a held lease from now on."""
         if self._isolation.acts and self._isolation.must_open(lease):
             opened, others = await self._opened(), await self.store.run(held)
             await self._unless_it_fails(lease, lambda: self._isolation.enforce(lease, others, opened))
         if not lease.simulated:
             self._watch_over()
-        return self.state(lease)
 
     async def attach(self, lease: Lease, process: Process) -> None:
         """Hold a process of the lease, and whatever it starts, to its limits."""
