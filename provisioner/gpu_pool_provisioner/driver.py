@@ -564,7 +564,7 @@ class SessionDriver:
     def _hold_unanswered(self) -> None:
         if self._do.run is not None:
             self._do.run.end_halves()
-            self._do.pending.hold_first("shell", self._do.run.unanswered())
+            self._do.pending.hold_first(self._do.run.unanswered())
 
     def let_follow(self, lease: Lease) -> None:
         """Let the kernel that runs hear of its burst, if its lease has got a limit only now."""

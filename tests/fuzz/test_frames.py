@@ -166,7 +166,7 @@ def test_the_pending_outlives_what_pages_say(conversation: list[tuple[str, str, 
     pending = PendingKernel(Session(key=_KEY), front, introduction, lambda event: None, lambda: None)
     for _, channel, parts in conversation:
         pending.receive("control" if channel == "control" else "shell", _frames(parts))
-        pending.hold("shell", _frames(parts))
+        pending.hold(_frames(parts))
         front["iopub"].on_message(_frames([b"\x01" + parts[0]]))
         pending.show("2nd in the queue")
     pending.refuse("no")

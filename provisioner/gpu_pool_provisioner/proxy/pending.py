@@ -106,19 +106,19 @@ class PendingKernel:
         else:
             for channel in ("control", "stdin", "hb"):
                 self._front[channel].on_message = ignore
-        self._front["shell"].on_message = partial(self.hold, "shell")
+        self._front["shell"].on_message = self.hold
 
-    def hold(self, channel: str, frames: list[zmq.Frame]) -> None:
-        """Hold a message whatever it is."""
-        held = self._read(channel, frames)
+    def hold(self, frames: list[zmq.Frame]) -> None:
+        """Hold a message of the shell channel, whatever it is."""
+        held = self._read("shell", frames)
         if held is not None:
             self._held.append(held)
 
-    def hold_first(self, channel: str, messages: Iterable[list[zmq.Frame]]) -> None:
+    def hold_first(self, messages: Iterable[list[zmq.Frame]]) -> None:
         """Hold messages that were submitted before those that are held."""
         later, self._held = self._held, []
         for frames in messages:
-            self.hold(channel, frames)
+            self.hold(frames)
         self._held += later
 
     def receive(self, channel: str, frames: list[zmq.Frame]) -> None:
