@@ -406,8 +406,8 @@ class KernelWork:
         """Connect again to a kernel that was not written to disk."""
         try:
             await run.answers_again(self.kernel, run.relay)
-        except (NotReadyError, GpuPoolError) as error:
-            get_logger().error("A kernel that was to sleep has ended: %s (%s)", why, error)
+        except Exception as error:  # noqa: BLE001 - nothing that waits is left waiting
+            get_logger().error("A kernel that was to sleep has ended: %s (%r)", why, error)
             kept.end()
             return events.Died(texts.ended_before_sleep(why))
         self._goes_on(run)
@@ -417,16 +417,13 @@ class KernelWork:
         """Let a kernel go on that another server has left on disk."""
         try:
             await self._launch_until_ready(lease, held)
-        except (CannotWakeError, NotReadyError, NotStartedError, OSError, GpuPoolError) as error:
-            get_logger().error("A kernel on disk did not go on: %s", error)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not end what is on disk
             if self._driver.session.is_stopped:
                 return events.NotReady(error)
-            if self.run is not None:  # there are never two of it
-                await self.run.end
+            if self.run is not None:
                 self.run.close()
                 self.run = None
-            is_gone = isinstance(error, ImageGoneError)
-            return events.NotWoken(texts.IMAGE_GONE if is_gone else texts.not_woken(str(error)))
+            return await _sleeps_on(kept, error)
         assert isinstance(self.run, ProcessRun)
         await kept.remove_image()
         self._goes_on(self.run)
@@ -437,18 +434,17 @@ class KernelWork:
         kept, before = self._driver.kept, self.run
         assert kept is not None
         assert isinstance(before, ProcessRun)
+        run = None
         try:
             run = before.on(await kept.wake())
-            try:
-                await run.answers_again(self.kernel, before.relay)
-            except BaseException:
+            await run.answers_again(self.kernel, before.relay)
+        except BaseException as error:
+            if run is not None:
                 kept.kill()
                 run.close()
-                raise
-        except ImageGoneError:
-            return events.NotWoken(texts.IMAGE_GONE)
-        except (CannotWakeError, NotReadyError, GpuPoolError) as error:
-            return events.NotWoken(texts.not_woken(str(error)))
+            if isinstance(error, Exception):  # a mistake of ours must not end what is on disk
+                return await _sleeps_on(kept, error)
+            raise
         before.close()
         self.run = run
         await kept.remove_image()
@@ -498,3 +494,16 @@ class KernelWork:
             if work.reads_last:
                 await self.run.read_last(_LAST_WITHIN)
         return events.Gone()
+
+
+async def _sleeps_on(kept: KeptKernel, error: Exception) -> events.Event:
+    """Let a kernel sleep on that did not go on: there are never two of it."""
+    await kept.sleep_on()
+    if isinstance(error, ImageGoneError):
+        return events.NotWoken(texts.IMAGE_GONE)
+    if isinstance(error, (CannotWakeError, NotReadyError, NotStartedError, GpuPoolError)):
+        get_logger().error("A kernel on disk did not go on: %s", error)
+        return events.NotWoken(texts.not_woken(str(error)))
+    get_logger().error("A kernel on disk did not go on.", exc_info=error)
+    why = getattr(error, "strerror", None) or repr(error)
+    return events.NotWoken(texts.not_woken(f"it could not be reached ({why})."))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import resource
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from jupyter_client.manager import AsyncKernelManager
 from gpu_pool_client import LeaseState
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.hibernation.kept import why_not
+from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.running import KERNEL
 from gpu_pool_provisioner.session import State
 from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
@@ -109,3 +112,86 @@ async def test_one_that_is_just_to_go_on_goes_to_disk_again(
         assert (await jupyter_env.only_lease()).state is LeaseState.PARKED
         await km.shutdown_kernel()
     await is_left_to_the_next(jupyter_env, manager, kernel)
+
+
+def stopping(folder: Path) -> tuple[Path, Path]:
+    """Return a CRIU that stops a kernel once it has come back while the second file is there."""
+    program, stops = folder / "criu", folder / "stops"
+    program.write_text(
+        f'#!/bin/sh\n{CRIU} "$@"\nstatus=$?\n'
+        f"if [ $1 = restore ] && [ -e {stops} ]; then kill -STOP {KERNEL}; fi\nexit $status\n"
+    )
+    program.chmod(0o755)
+    return program, stops
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_one_that_came_back_and_did_not_answer_is_kept_and_can_be_woken_again_at_once(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path, is_left: bool
+) -> None:
+    program, stops = stopping(tmp_path)
+    kernel = install(jupyter_env, criu=str(program), ready_timeout=10)
+    async with notebook(jupyter_env, manager, kernel) as (km, page):
+        await printed(page, "kept = 41")
+        await until_it_is(km, State.HIBERNATED)
+        if is_left:
+            assert await km.provisioner.leave_image() == ""
+            await km.shutdown_kernel()
+        else:
+            await does_not_come_back(km, page, stops)
+            assert "41\n" in await printed(page, "print(kept)")
+            await until_it_is(km, State.HIBERNATED)
+            await does_not_come_back(km, page, stops)
+            assert await km.provisioner.leave_image() == ""
+            await km.shutdown_kernel()
+    if is_left:
+        async with notebook(jupyter_env, manager, kernel) as (km, page):
+            await does_not_come_back(km, page, stops)
+            assert await km.provisioner.leave_image() == ""
+            await km.shutdown_kernel()
+    await is_left_to_the_next(jupyter_env, manager, kernel)
+
+
+async def does_not_come_back(km: AsyncKernelManager, page: Frontend, stops: Path) -> None:
+    """Run a cell that finds its kernel stopped."""
+    await asyncio.to_thread(stops.touch)
+    assert "Nothing of it is lost" in await printed(page, "print(kept)")
+    assert km.provisioner.session.state is State.HIBERNATED
+    await asyncio.to_thread(stops.unlink)
+
+
+@contextmanager
+def few_files(count: int) -> Iterator[None]:
+    """Let this process open so few more files, as a server that has nearly as many open as it may.
+
+    What it runs has none of them open.
+    """
+    limits, opened = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(opened.pop())
+        yield
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_a_server_that_can_open_too_few_files_says_so_and_loses_nothing(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    kernel = install(jupyter_env)
+    async with notebook(jupyter_env, manager, kernel) as (km, page):
+        await printed(page, "kept = 41")
+        await until_it_is(km, State.HIBERNATED)
+        with few_files(11):  # enough for the kernel to come back, and too few to connect to it
+            said = await printed(page, "print(kept)")
+        assert "it could not be reached (Too many open files). Nothing of it is lost" in said
+        assert km.provisioner.session.state is State.HIBERNATED
+        assert len(images(jupyter_env)) == 1
+        assert "41\n" in await printed(page, "print(kept)")
+        await km.shutdown_kernel(now=True)

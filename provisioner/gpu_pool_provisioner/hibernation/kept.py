@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -59,6 +61,12 @@ class _First:
         """End it, and with it all of the namespace; unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Return once all of the namespace has ended (pid_namespaces(7)). Blocks."""
+        over = select.poll()
+        over.register(self._descriptor, select.POLLIN)
+        over.poll()
 
 
 class KeptKernel:
@@ -217,8 +225,7 @@ class KeptKernel:
             self._left = left.LeftImage(self._program, self._held, {**told, "note": note})
         await asyncio.to_thread(self.wait)
         self._let_go()
-        with contextlib.suppress(CannotWakeError):  # somebody was faster, and may have ended when it wakes
-            self._ports = _hold(self._image["listens"])
+        self._keep_ports()
         return int(self._image["bytes"])
 
     async def _dumped_in_room(self, note: dict[str, Any]) -> dict[str, Any]:
@@ -291,7 +298,8 @@ class KeptKernel:
     async def wake(self) -> int:
         """Let it go on from disk; return its pid. Its image stays until :meth:`remove_image`.
 
-        Raises ``CannotWakeError``: then it sleeps on.
+        Raises ``CannotWakeError``: then it sleeps on. Where what it got does not go on as it should,
+        :meth:`sleep_on` is called.
         """
         if self._is_left or self.would_be_lost:
             raise CannotWakeError("its server ends, and the next one goes on with it.")
@@ -310,15 +318,30 @@ class KeptKernel:
         try:
             pid = await asyncio.to_thread(self._begun, "restore", self._held.kernel)
         except (OSError, ProgramRefused) as error:
-            get_logger().error("A kernel did not go on from disk: %s", error)
             self._let_ports_go()
-            with contextlib.suppress(CannotWakeError):
-                self._ports = _hold(self._image["listens"])
+            self._keep_ports()
             if isinstance(error, ProgramRefused) and error.is_gone:
                 raise ImageGoneError(str(error)) from error
             raise CannotWakeError(str(error)) from error
         self._let_ports_go()
         return pid
+
+    async def sleep_on(self) -> None:
+        """End what it got when it was woken: it sleeps as before. May be called where it got nothing."""
+        if not self._goes_on:
+            return
+        self.kill()
+        if self._first is not None:
+            await asyncio.to_thread(self._first.wait)  # whoever wakes it next must not find it there
+        self._let_go()
+        self._goes_on = False
+        self._keep_ports()
+
+    def _keep_ports(self) -> None:
+        """Keep the ports at which it listened from others, unless somebody was faster, who may end."""
+        assert self._image is not None
+        with contextlib.suppress(CannotWakeError):
+            self._ports = _hold(self._image["listens"])
 
     def _let_go(self) -> None:
         if self._stays is not None:
@@ -400,19 +423,21 @@ def _hold(listens: Iterable[tuple[str, int]]) -> list[socket.socket]:
     held: list[socket.socket] = []
     for address, port in listens:
         is_ipv6 = ":" in address
-        each = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
-        held.append(each)
-        if is_ipv6:  # the same port of the other protocol may be another socket's
-            each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            each = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
+            held.append(each)
+            if is_ipv6:  # the same port of the other protocol may be another socket's
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             each.bind((address, port))
             each.listen(0)
         except OSError as error:
             _close(held)
+            why = "which cannot be kept for it"
+            if error.errno == errno.EADDRINUSE:
+                why = "which another program of this machine has now"
             raise CannotWakeError(
-                f"it listened at {address}, port {port}, which another program of this machine has now "
-                f"({error.strerror})."
+                f"it listened at {address}, port {port}, {why} ({error.strerror})."
             ) from error
     return held
 
@@ -429,7 +454,12 @@ def _close(held: Iterable[socket.socket]) -> None:
 
 
 def _is_connected(prefix: bytes) -> bool:
-    for line in Path("/proc/net/unix").read_bytes().split(b"\n"):
+    """Whether it is seen that somebody is."""
+    try:
+        lines = Path("/proc/net/unix").read_bytes().split(b"\n")
+    except OSError:
+        return False
+    for line in lines:
         words = line.split(b" ", 7)
         if len(words) == 8 and words[5] == _CONNECTED and words[7].strip().startswith(prefix):
             return True

@@ -106,10 +106,7 @@ class Channel:
         """Stop. May be repeated. A forked child does nothing: loop and socket are its parent's."""
         if self._pid == os.getpid() and not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
-            # Else ZeroMQ's thread, which serves all sockets, would wait for ever to tell of the end of a
-            # connection where nobody hears that any more (libzmq's socket_base_t::monitor_event).
-            self._socket.disable_monitor()
-            self._socket.close()
+            _close(self._socket)
 
     def _listen(self) -> None:
         self._loop.add_reader(self._socket.fileno(), self._receive)
@@ -194,44 +191,66 @@ def connect_back(
     ``on_event`` hears of the connections on these and on stdin: ``EVENT_HANDSHAKE_SUCCEEDED`` when the
     kernel can be heard there, which needs to be known of stdin, since on this channel a kernel speaks first,
     and what it asks before is lost; ``EVENT_HANDSHAKE_FAILED_PROTOCOL`` when the kernel listens, but not in
-    the way that ``connection`` says; and ``EVENT_DISCONNECTED``.
+    the way that ``connection`` says; and ``EVENT_DISCONNECTED``. Raises ``zmq.ZMQError``, with nothing
+    left open.
     """
     # A kernel asks for input on the stdin socket, at the address from which it got the request on shell.
     identity = uuid.uuid4().hex.encode()
-    sockets = {}
-    for channel, kind in _BACK.items():
-        sockets[channel] = socket = context(os.getpid()).socket(kind)
-        if kind == zmq.SUB:
-            socket.rcvhwm = _OUTPUT_QUEUE
-            socket.subscribe(b"")
-        else:
-            socket.identity = identity
-            socket.sndhwm = 0  # a busy kernel reads late; nothing that was submitted may be lost
-        if "curve_publickey" in connection:
-            # As KernelManager does: the one key pair of the connection file serves both ends.
-            use_keys(socket, connection)
-            socket.curve_serverkey = connection["curve_publickey"].encode()
-        socket.linger = 0
-        socket.reconnect_ivl = _CONNECT_EVERY_MS
-        if once is not None:
-            socket.reconnect_ivl = _DAYS_MS if channel in ANSWERING else -1
-        # Networks forget connections over which nothing comes for long.
-        socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, _KEEPALIVE
+    sockets: dict[str, zmq.Socket[bytes]] = {}
     handlers = dict(handlers)
-    for channel in (*ANSWERING, "stdin"):
-        # The last, so that they are closed after the sockets that they watch. Named by itself: pyzmq names it
-        # after a number that the next socket may get before this name is free.
-        events = sockets[channel].get_monitor_socket(int(_TOLD), f"inproc://{channel}-{identity.decode()}")
-        sockets[f"{channel} events"] = events
-        handlers[f"{channel} events"] = partial(_tell, on_event, channel)
-    for channel in _BACK:
-        is_there = once is None or channel in once
-        where = address(connection, channel) if is_there else f"inproc://nobody-{identity.decode()}-{channel}"
-        sockets[channel].connect(where)
+    try:
+        for channel in _BACK:
+            sockets[channel] = _back_socket(channel, connection, identity, once)
+        for channel in (*ANSWERING, "stdin"):
+            # The last, so that they are closed after the sockets that they watch. Named by itself: pyzmq
+            # names it after a number that the next socket may get before this name is free.
+            named = f"inproc://{channel}-{identity.decode()}"
+            sockets[f"{channel} events"] = sockets[channel].get_monitor_socket(int(_TOLD), named)
+            handlers[f"{channel} events"] = partial(_tell, on_event, channel)
+        for channel in _BACK:
+            is_there = once is None or channel in once
+            nobody = f"inproc://nobody-{identity.decode()}-{channel}"
+            sockets[channel].connect(address(connection, channel) if is_there else nobody)
+    except BaseException:  # as where this process may open no more files
+        for socket in sockets.values():
+            _close(socket)
+        raise
     kinds: dict[str, type[Channel]] = {"hb": HeartbeatChannel}
     return {
         channel: kinds.get(channel, Channel)(socket, handlers[channel]) for channel, socket in sockets.items()
     }
+
+
+def _back_socket(
+    channel: str, connection: Mapping[str, Any], identity: bytes, once: Collection[str] | None
+) -> zmq.Socket[bytes]:
+    """Return a socket as :func:`connect_back` needs it, which is not connected."""
+    kind = _BACK[channel]
+    socket = context(os.getpid()).socket(kind)
+    if kind == zmq.SUB:
+        socket.rcvhwm = _OUTPUT_QUEUE
+        socket.subscribe(b"")
+    else:
+        socket.identity = identity
+        socket.sndhwm = 0  # a busy kernel reads late; nothing that was submitted may be lost
+    if "curve_publickey" in connection:
+        # As KernelManager does: the one key pair of the connection file serves both ends.
+        use_keys(socket, connection)
+        socket.curve_serverkey = connection["curve_publickey"].encode()
+    socket.linger = 0
+    socket.reconnect_ivl = _CONNECT_EVERY_MS
+    if once is not None:
+        socket.reconnect_ivl = _DAYS_MS if channel in ANSWERING else -1
+    # Networks forget connections over which nothing comes for long.
+    socket.tcp_keepalive, socket.tcp_keepalive_idle = 1, _KEEPALIVE
+    return socket
+
+
+def _close(socket: zmq.Socket[bytes]) -> None:
+    # Else ZeroMQ's thread, which serves all sockets, would wait for ever to tell of the end of a
+    # connection where nobody hears that any more (libzmq's socket_base_t::monitor_event).
+    socket.disable_monitor()
+    socket.close()
 
 
 def _tell(on_event: EventHandler, channel: str, frames: list[zmq.Frame]) -> None:
