@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_pool_provisioner.hibernation import left
-from gpu_pool_provisioner.hibernation.calling import Program
+from gpu_pool_provisioner.hibernation import giving_way, left
+from gpu_pool_provisioner.hibernation.calling import MissingRoom, Program
 from gpu_pool_provisioner.hibernation.left import KernelRecord, LeftImage, Owner
 
 ADA = Owner(os.getuid(), "ada", "/home/ada/week1.ipynb", "python3-gpu")
@@ -91,6 +94,57 @@ def test_what_a_killed_server_cannot_leave_is_removed_unless_another_one_has_it(
     assert holds is not None
     left.remove_abandoned_once(program)
     assert [each.exists() for each in (abandoned, held, kept)] == [False, True, True]
+
+
+@contextmanager
+def running() -> Iterator[subprocess.Popen[bytes]]:
+    """Run another process of this user's."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_a_living_server_has_is_neither_removed_nor_offered_wherever_it_holds_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    images = [leave(program, record=None), leave(program)]
+    with running() as server:
+        for each in images:
+            note = json.loads((each / "note.json").read_text())["note"]
+            program.call("note", each.name, note=note, server=server.pid)
+        monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "another"))
+        left.remove_abandoned_once(program)
+        assert left.claim(program, ADA) is None
+        left.remove_others(program, "", ADA)
+        room = MissingRoom(1, 0, "")
+        assert not giving_way.make_room(
+            program, room, replace(ADA, notebook="/home/ada/week2.ipynb"), lambda: True
+        )
+        assert all(each.exists() for each in images)
+        server.kill()
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not asked
+        assert left.claim(program, ADA) is not None
+
+
+def test_what_a_server_that_lives_on_has_left_is_the_next_ones(program: Program) -> None:
+    folder = leave(program)
+    image = claimed(program)
+    assert json.loads((folder / "note.json").read_text())["server"][0] == os.getpid()
+    image.note_left()
+    assert json.loads((folder / "note.json").read_text())["server"][:2] == [0, 0]
+
+
+def test_another_process_that_has_a_servers_number_by_now_has_nothing(program: Program) -> None:
+    folder = leave(program)
+    note = json.loads((folder / "note.json").read_text())["note"]
+    with running() as other:
+        program.call("note", folder.name, note=note, server=other.pid)
+        said = json.loads((folder / "note.json").read_text())
+        said["server"][1] -= 1  # it began before
+        (folder / "note.json").write_text(json.dumps(said))
+        assert left.claim(program, ADA) is not None
 
 
 def test_of_two_that_remove_one_and_hold_it_none_holds_what_is_gone(program: Program) -> None:

@@ -384,7 +384,7 @@ class KeptKernel:
     async def note_use(self) -> None:
         """Note that somebody had its image until now."""
         if self._left is not None:
-            await asyncio.to_thread(self._left.note_use)
+            await asyncio.to_thread(self._left.note_left)
 
     async def remove_image(self) -> None:
         """Remove what is on disk of it, unless it is left. May be repeated.

@@ -166,9 +166,16 @@ class LeftImage:
         return texts.left(day_in_words(self.record.at, now), self.record.has_in_words(self.mib))
 
     def note_use(self) -> None:
-        """Note that somebody has it now: from then on it counts how long nobody has. Blocks."""
+        """Note that this server has it now. Blocks."""
+        self._note_server(os.getpid())
+
+    def note_left(self) -> None:
+        """Note that no server has it: from now on it counts how long nobody has. Blocks."""
+        self._note_server(0)
+
+    def _note_server(self, server: int) -> None:
         with suppress(ProgramRefused):
-            self._program.call("note", self.held.kernel, note=self._note, server=os.getpid())
+            self._program.call("note", self.held.kernel, note=self._note, server=server)
 
     def belong_to(self, owner: Owner) -> None:
         """Let it be another owner's: its notebook was renamed. Blocks. Raises ``OSError``."""
@@ -281,7 +288,10 @@ def _remove_unheld(program: Program, kernel: str) -> None:
 
 
 def kernels_on_disk(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
-    """Return this user's kernels that sleep, by their IDs."""
+    """Return this user's kernels that sleep, by their IDs; not what another living server has.
+
+    Such a server may hold it in another data folder of Jupyter's, where this one does not look.
+    """
     try:
         found = program.call("list")["kernels"]
     except ProgramRefused as error:
@@ -290,7 +300,10 @@ def kernels_on_disk(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
     return [
         (each["id"], each)
         for each in found
-        if each["uid"] == os.getuid() and each["image"] and not each["goes_on"]
+        if each["uid"] == os.getuid()
+        and each["image"]
+        and not each["goes_on"]
+        and each["server"] in (0, os.getpid())
     ]
 
 

@@ -115,10 +115,14 @@ def _is_of(pid: int, caller: Caller) -> bool:
     return False
 
 
-def _has_server(path: str) -> bool:
-    """Whether the process lives that has a kernel."""
+def _server_of(path: str) -> int:
+    """Return the pid of the process that has a kernel, by when it was started, too; 0 where none lives."""
     server, started, boot = read_said(path, NOTE).get("server", (0, 0, ""))
-    return bool(started) and (start_of(server), boot_id()) == (started, boot)
+    if started and (start_of(server), boot_id()) == (started, boot):
+        with suppress(OSError):
+            if status_of(server)["State"][0] != "Z":  # which has ended, and nobody has asked how
+                return int(server)
+    return 0
 
 
 def remove_image(call: Call, kernel: str) -> dict[str, object]:
@@ -154,6 +158,7 @@ def described(path: str, header: dict[str, Any]) -> dict[str, object]:
     """Return what a caller may know of a kernel."""
     told: dict[str, object] = {"id": os.path.basename(path), "uid": read_said(path, STATE).get("uid")}
     told |= {"goes_on": is_held(path), "note": read_said(path, NOTE).get("note"), "image": None}
+    told["server"] = _server_of(path)
     if header:
         size = sum(size for size, _ in header["files"].values())
         told["image"] = {"bytes": size, "since": header["since"], "listens": header["listens"]}
@@ -180,4 +185,4 @@ def _is_over(call: Call, path: str) -> bool:
         return False
     is_old = age > call.settings.days * 86_400
     is_image = os.path.exists(f"{path}/image/{HEADER}") and os.path.exists(f"{path}/{STATE}")
-    return not is_image or (is_old and not _has_server(path))
+    return not is_image or (is_old and not _server_of(path))
