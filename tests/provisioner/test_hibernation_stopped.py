@@ -167,7 +167,8 @@ def few_files(count: int) -> Iterator[None]:
     What it runs has none of them open.
     """
     limits, opened = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    most = max(int(each.name) for each in Path("/proc/self/fd").iterdir()) + count + 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
     try:
         with suppress(OSError):
             while True:
