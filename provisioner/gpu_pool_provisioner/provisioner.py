@@ -283,8 +283,12 @@ class GPUPoolProvisioner(SliceSettings):
         return await self.sleep.leave(self._driver, notebook)
 
     @property
-    def leaves_bytes(self) -> int | None:
-        """The most that the kernel takes when it goes to disk at its server's end; None where it does not."""
+    def leaves_image(self) -> bool:
+        """Whether the kernel is to go to disk at its server's end."""
+        return self.sleep.leaves_image(self._driver)
+
+    def leaves_bytes(self) -> int:
+        """Return how many bytes it takes then at most. Blocks."""
         return self.sleep.leaves_bytes(self._driver)
 
     @property

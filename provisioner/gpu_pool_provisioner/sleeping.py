@@ -196,10 +196,14 @@ class Sleep:
         is_there = driver.kept.poll() is not None or driver.session.state in (State.HIBERNATING, State.WAKING)
         return is_there or driver.state.idle.sleeps_at is not None
 
-    def leaves_bytes(self, driver: SessionDriver | None) -> int | None:
-        """Return the most that it takes when it goes to disk at its server's end; None where it does not."""
+    def leaves_image(self, driver: SessionDriver | None) -> bool:
+        """Whether it is to go to disk at its server's end."""
+        return driver is not None and driver.kept is not None and self._owner is not None
+
+    def leaves_bytes(self, driver: SessionDriver | None) -> int:
+        """Return how many bytes it takes then at most. Blocks."""
         kept = driver.kept if driver is not None else None
-        return None if kept is None or self._owner is None else kept.needs_bytes
+        return kept.needs_bytes if kept is not None else 0
 
     async def leave(self, driver: SessionDriver | None, notebook: str) -> str:
         """Let the next server go on with it; see ``GPUPoolProvisioner.leave_image``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,8 +19,9 @@ from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.running import KERNEL
 from gpu_pool_provisioner.session import State
-from support.frontend import Frontend, frontend
+from support.frontend import Frontend, frontend, listening
 from support.jupyter_env import JupyterEnv, Managers, eventually
+from support.server import Server
 
 CRIU = os.environ.get("CRIU", "criu")
 _WHY = why_not(CRIU)
@@ -196,3 +198,65 @@ async def test_a_server_that_can_open_too_few_files_says_so_and_loses_nothing(
         assert len(images(jupyter_env)) == 1
         assert "41\n" in await printed(page, "print(kept)")
         await km.shutdown_kernel(now=True)
+
+
+@asynccontextmanager
+async def serving(env: JupyterEnv) -> AsyncIterator[Server]:
+    """Run a server, and stop it."""
+    server = Server(env)
+    try:
+        await eventually(server.started, within=120)
+        yield server
+        server.process.terminate()
+        await server.ended()
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def of_a_slow_disk(env: JupyterEnv, name: str, program: str) -> str:
+    """Write a kernelspec with a CRIU of its own, and a notebook."""
+    criu, notebook = env.folder / f"criu-{name}", env.folder / "notebooks" / f"{name}.ipynb"
+    criu.write_text(program)
+    criu.chmod(0o755)
+    notebook.parent.mkdir(exist_ok=True)
+    notebook.write_text("{}")
+    config = {"hibernate_with_server": True, "hibernation_folder": str(env.folder / "asleep")}
+    return env.install(name, "20%", criu=str(criu), **config)
+
+
+def server_ends_within(seconds: int) -> None:
+    config = Path(os.environ["JUPYTER_CONFIG_DIR"], "jupyter_server_config.json")
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(json.dumps({"GPUPoolServer": {"leave_within": seconds}}))
+
+
+async def test_a_large_one_goes_to_disk_after_a_small_one_and_is_told_of_where_it_was_too_late(
+    jupyter_env: JupyterEnv, tmp_path: Path
+) -> None:
+    begun, together = tmp_path / "begun", tmp_path / "together"
+    small = (
+        f"#!/bin/sh\nif [ $1 = dump ]; then for each in $(seq 30); do sleep 0.1; "
+        f'if [ -e {begun} ]; then touch {together}; fi; done; fi\nexec {CRIU} "$@"\n'
+    )
+    large = f'#!/bin/sh\nif [ $1 = dump ]; then touch {begun}; sleep 20; fi\nexec {CRIU} "$@"\n'
+    programs = {"small": small, "large": large}
+    kernels = {name: of_a_slow_disk(jupyter_env, name, text) for name, text in programs.items()}
+    server_ends_within(12)
+
+    async def said(server: Server, name: str, code: str) -> str:
+        session = await server.open_notebook(f"{name}.ipynb", kernels[name])
+        async with listening(server.client_of(session)) as page:
+            return " ".join((await printed(page, code)).split())
+
+    async with serving(jupyter_env) as server:
+        await said(server, "large", "kept = bytes(range(256)) * 1_200_000")
+        await said(server, "small", "kept = 41")
+    assert len(images(jupyter_env)) == 1
+    assert begun.exists()
+    assert not together.exists()
+    async with serving(jupyter_env) as server:
+        assert "41" in await said(server, "small", "print(kept)")
+        told = await said(server, "large", "print('kept' in globals())")
+        assert "False" in told
+        assert "it ended with its server. It was not on disk within 12 seconds." in told

@@ -56,7 +56,7 @@ def _leave_kernels_at_the_end(server: Any) -> None:
     async def leave_and_shut_down(now: bool = False) -> None:
         kernels = [manager.get_kernel(each) for each in manager.list_kernel_ids()]
         provisioners: list[Any] = [getattr(each, "provisioner", None) for each in kernels]
-        leaving = [each for each in provisioners if getattr(each, "leaves_bytes", None) is not None]
+        leaving = [each for each in provisioners if getattr(each, "leaves_image", False)]
         if leaving:
             from gpu_pool_provisioner.server.leaving import leave
 

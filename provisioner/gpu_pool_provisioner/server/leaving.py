@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
@@ -14,33 +15,60 @@ from gpu_pool_provisioner.settings import SESSION_VARIABLE
 
 #: Kernels that go to disk at once: each is asked first whether it is idle, and some answer late.
 _AT_ONCE: Final = 4
+#: Bytes of kernels that go to disk at once, unless it is one alone: a small one is not to be late for those.
+_BYTES_AT_ONCE: Final = 256 << 20
 
 
 async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
     """Let these kernels go to disk, the smallest first; log which could not, and why."""
     within = GPUPoolServer(config=server.config).leave_within
-    few, paths = asyncio.Semaphore(_AT_ONCE), await _paths(server)
+    give_up_at = time.monotonic() + within
+    paths, going = await _paths(server), dict[asyncio.Task[None], int]()
 
     async def leave_one(kernel: GPUPoolProvisioner) -> None:
-        async with few:
-            why = await kernel.leave_image(paths.get(str(kernel.kernel_id), ""))
+        why = await kernel.leave_image(paths.get(str(kernel.kernel_id), ""))
         if why:
-            server.log.warning("The kernel of %s ends with this server. %s", kernel.notebook, why)
-            await kernel.sleep.note_not_left(why)
+            await _ends(kernel, why, server)
         else:
             server.log.info("The kernel of %s is on disk, for the next server.", kernel.notebook)
 
-    smallest_first = sorted(kernels, key=lambda each: each.leaves_bytes or 0)
-    tasks = {asyncio.create_task(leave_one(each)): each for each in smallest_first}
-    done, late = await asyncio.wait(tasks, timeout=within)
-    for task in late:
-        task.cancel()
-        kernel, why = tasks[task], f"{within:g} seconds were too few to put it on disk."
-        server.log.warning("The kernel of %s ends with this server. %s", kernel.notebook, why)
-        await kernel.sleep.note_not_left(why)
-    for task in done:
-        if (error := task.exception()) is not None:
+    tasks: dict[GPUPoolProvisioner, asyncio.Task[None]] = {}
+    for size, kernel in await asyncio.to_thread(_sized, kernels):
+        while not _has_room(going.values(), size) and (left := give_up_at - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(going, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                del going[each]
+        if time.monotonic() < give_up_at:
+            task = tasks[kernel] = asyncio.create_task(leave_one(kernel))
+            going[task] = size
+    if going:
+        await asyncio.wait(going, timeout=max(0.0, give_up_at - time.monotonic()))
+    late = [each for each in kernels if each not in tasks or not tasks[each].done()]
+    for kernel, task in tasks.items():
+        if kernel in late:
+            task.cancel()
+        elif (error := task.exception()) is not None:
             server.log.error("A kernel ends with this server: %r", error)
+    for kernel in late:
+        seconds = f"{within:g} second{'' if within == 1 else 's'}"
+        await _ends(kernel, f"It was not on disk within {seconds}.", server)
+
+
+async def _ends(kernel: GPUPoolProvisioner, why: str, server: Any) -> None:
+    """Say in the log, and to who opens its notebook next, that a kernel ends with its server."""
+    server.log.warning("The kernel of %s ends with this server. %s", kernel.notebook, why)
+    await kernel.sleep.note_not_left(why)
+
+
+def _sized(kernels: Iterable[GPUPoolProvisioner]) -> list[tuple[int, GPUPoolProvisioner]]:
+    """Return how many bytes each takes at most, and the smallest first. Blocks."""
+    return sorted(((each.leaves_bytes(), each) for each in kernels), key=lambda each: each[0])
+
+
+def _has_room(going: Iterable[int], size: int) -> bool:
+    """Whether a kernel of so many bytes may go to disk beside those."""
+    sizes = [*going, size]
+    return len(sizes) == 1 or (len(sizes) <= _AT_ONCE and sum(sizes) <= _BYTES_AT_ONCE)
 
 
 async def _paths(server: Any) -> dict[str, str]:
