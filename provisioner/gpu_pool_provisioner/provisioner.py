@@ -459,9 +459,10 @@ class GPUPoolProvisioner(SliceSettings):
         kwargs = {**kwargs, "env": {**environment, **ours}}
         if self.sleep.is_for(driver) and backend.connection["transport"] == "ipc":
             kept = await self.sleep.launch(driver, on_slice.command, kwargs, ours, backend)
-            # Signals go to the process that it has then.
-            self.process, self.pid, self.pgid = kept, kept.pid, None  # type: ignore[assignment]
-            return kept.pid
+            if kept is not None:
+                # Signals go to the process that it has then.
+                self.process, self.pid, self.pgid = kept, kept.pid, None  # type: ignore[assignment]
+                return kept.pid
         driver.session = replace(driver.session, can_hibernate=False, image_outlives_server=False)
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:

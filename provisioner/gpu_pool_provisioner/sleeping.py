@@ -18,6 +18,7 @@ from gpu_pool_client._background import in_background
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import is_ipython
+from gpu_pool_provisioner.launchers.base import CannotSleepError
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.session import State, texts
 from gpu_pool_provisioner.session.session import OnDisk
@@ -141,9 +142,10 @@ class Sleep:
         kwargs: dict[str, Any],
         variables: dict[str, str],
         backend: BackendConnection,
-    ) -> KeptKernel:
+    ) -> KeptKernel | None:
         """Launch a kernel that may sleep on disk, or wake one that another server has left; return it.
 
+        None where none can be launched: it is to start as one that stays awake, and its user is told why.
         ``variables`` are those of its slice. Raises ``OSError``, and ``CannotWakeError``.
         """
         from gpu_pool_provisioner.hibernation.kept import KeptKernel
@@ -162,14 +164,32 @@ class Sleep:
             kept = driver.kept = prepared
         else:
             kept = driver.kept = KeptKernel(self._program)
-            await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
+            try:
+                await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
+            except CannotSleepError as error:
+                self._stay_awake(driver, str(error))
+                return None
         if self._settings.preload is not None:
             kept.note_process = templates().note_kernel
             kept.note_process(kept.pid)
         kept.record = record
         outlives = record is not None
-        driver.session = replace(driver.session, can_hibernate=True, image_outlives_server=outlives)
+        driver.session = replace(
+            driver.session,
+            can_hibernate=True,
+            image_outlives_server=outlives,
+            hibernate_after=driver.session.hibernate_after or self.after,
+        )
         return kept
+
+    def _stay_awake(self, driver: SessionDriver, why: str) -> None:
+        """Let the kernel that is about to begin be one that does not sleep; ``why`` is a sentence."""
+        self.log_awake(why)
+        driver.kept = None
+        told = "\n".join(filter(None, (driver.session.exit_message, texts.starts_awake(why))))
+        driver.session = replace(
+            driver.session, hibernate_after=None, sleeps_by_terms=False, exit_message=told
+        )
 
     async def _prepared(self, cmd: list[str], kwargs: dict[str, Any]) -> KeptKernel | None:
         """Return a prepared kernel; None where it must start cold."""

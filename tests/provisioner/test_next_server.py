@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -494,3 +495,74 @@ async def test_one_that_works_ends_with_its_server_and_it_is_said(
         assert await km.provisioner.leave_image() == "It was at work."
         await km.shutdown_kernel(now=True)
     assert not images(jupyter_env)
+
+
+# -- Where a kernel that may sleep cannot be launched --------------------------------
+
+
+@pytest.fixture
+def small_disk(jupyter_env: JupyterEnv) -> Iterator[Path]:
+    """Have a disk of its own for kernels that sleep."""
+    folder = jupyter_env.folder / "asleep"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300M,mode=700", "none", folder]
+    if subprocess.run(mount, check=False).returncode:
+        pytest.skip("nothing can be mounted here.")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "other").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 20)):
+            pass
+
+
+async def stays_awake_until_it_is_restarted(
+    env: JupyterEnv, manager: Managers, why: str, mend: Callable[[], object]
+) -> None:
+    kernel = install(env, hibernate_after=0.3)
+    async with notebook(env, manager, kernel) as km, frontend(km) as found:
+        told = " ".join((await printed(found, "print(41)")).split())
+        assert "41" in told
+        assert f"stays awake until it is restarted: {why}" in told
+        assert await printed(found, "print(42)") == "42\n"
+        assert not km.provisioner.goes_to_disk
+        mend()
+        await km.restart_kernel()
+        assert "awake" not in await printed(found, "kept = 1; print(43)")
+        await eventually(in_time(lambda: km.provisioner.session.state is State.HIBERNATED))
+        assert await printed(found, "print(kept)") == "1\n"
+
+
+async def test_on_a_full_disk_a_kernel_starts_that_stays_awake(
+    jupyter_env: JupyterEnv, manager: Managers, small_disk: Path
+) -> None:
+    fill(small_disk)
+    why = f"the disk with {small_disk}, where kernels sleep, is full"
+    await stays_awake_until_it_is_restarted(jupyter_env, manager, why, (small_disk / "other").unlink)
+
+
+async def test_one_that_cannot_be_held_starts_and_stays_awake(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    held = jupyter_env.folder / "data" / "gpu-pool" / "held"
+    held.parent.mkdir(parents=True)
+    held.touch()
+    why = f"this user's servers could not note in {held} which of them has it (File exists)"
+    await stays_awake_until_it_is_restarted(jupyter_env, manager, why, held.unlink)
+
+
+async def test_one_that_cannot_be_woken_for_want_of_room_says_where_and_what_to_do(
+    jupyter_env: JupyterEnv, manager: Managers, small_disk: Path
+) -> None:
+    kernel = install(jupyter_env, hibernate_after=0.3)
+    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
+        await printed(found, "kept = 1")
+        await eventually(in_time(lambda: km.provisioner.session.state is State.HIBERNATED))
+        fill(small_disk)
+        told = " ".join((await printed(found, "print(kept)")).split())
+        assert f"the disk with {small_disk}, where kernels sleep, is full: remove kernels there" in told
+        assert "make room. Nothing of it is lost" in told
+        (small_disk / "other").unlink()
+        assert await printed(found, "print(kept)") == "1\n"

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,14 +52,21 @@ class ProgramRefused(Exception):
     """It did not do it; the text says why, as a sentence has it."""
 
     def __init__(
-        self, text: str, *, errno: int = 0, is_gone: bool = False, room: MissingRoom | None = None
+        self,
+        text: str,
+        *,
+        errno: int = 0,
+        is_gone: bool = False,
+        room: MissingRoom | None = None,
+        is_kernels: bool = False,
     ) -> None:
         """Take what it says: whether there is no such kernel any more, and what the system said.
 
-        ``room`` is what would have to be free, where it is for want of that.
+        ``room`` is what would have to be free, where it is for want of that; ``is_kernels`` whether it was
+        the kernel that could not be run, or has ended, and not the program that refused.
         """
         super().__init__(text)
-        self.errno, self.is_gone, self.room = errno, is_gone, room
+        self.errno, self.is_gone, self.room, self.is_kernels = errno, is_gone, room, is_kernels
 
 
 class ProgramEnded(ProgramRefused):
@@ -147,8 +154,17 @@ class Program:
         return answered(*done)
 
     def start(self, *words: str, **more: Any) -> Stays:
-        """Launch a kernel, or let one go on. Blocks. Raises ``ProgramRefused`` and ``OSError``."""
+        """Launch a kernel, or let one go on. Blocks. Raises ``ProgramRefused``."""
         within = self.answers_within if words[0] == "launch" else self.finishes_within
+        try:
+            return self._started(words, within, self.request(**more))
+        except TimeoutError:
+            raise too_late(words[0], within) from None
+        except OSError as error:
+            raise ProgramRefused(f"{words[0]} was not done ({error}).", errno=error.errno or 0) from error
+
+    def _started(self, words: Sequence[str], within: float, request: bytes) -> Stays:
+        """Run the program, and return once it has answered. Raises ``ProgramRefused`` and ``OSError``."""
         held, ours = os.pipe()
         stays = Stays(ours)
         said, says = os.pipe()
@@ -167,10 +183,7 @@ class Program:
                 os.close(says)
             _reap(process)  # it ends with the kernel
             try:
-                stays.answer = answered(_asked(ours, answer.fileno(), self.request(**more), within))
-            except TimeoutError:
-                stays.let_go()
-                raise too_late(words[0], within) from None
+                stays.answer = answered(_asked(ours, answer.fileno(), request, within))
             except BaseException:
                 stays.let_go()
                 raise
@@ -246,6 +259,7 @@ def answered(line: bytes, said: bytes = b"") -> dict[str, Any]:
             errno=said_no.get("errno", 0),
             is_gone=bool(said_no.get("gone")),
             room=MissingRoom.of(said_no),
+            is_kernels=bool(said_no.get("command")),
         )
     return answer
 

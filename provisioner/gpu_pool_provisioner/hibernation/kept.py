@@ -33,7 +33,12 @@ from gpu_pool_provisioner.hibernation.calling import (
     why_not,
 )
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.processes import needs_bytes
-from gpu_pool_provisioner.launchers.base import CannotWakeError, ImageGoneError, StaysAwakeError
+from gpu_pool_provisioner.launchers.base import (
+    CannotSleepError,
+    CannotWakeError,
+    ImageGoneError,
+    StaysAwakeError,
+)
 from gpu_pool_provisioner.launchers.process import ContinuedProcess
 
 __all__ = ["INSTALLED", "KeptKernel", "Program", "why_not"]
@@ -163,7 +168,10 @@ class KeptKernel:
             raise
 
     def begin(self, command: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> None:
-        """Launch what is to be a kernel of this server once it is taken. Blocks. Raises ``OSError``."""
+        """Launch what is to be a kernel of this server once it is taken. Blocks.
+
+        Raises ``OSError``: ``CannotSleepError`` where it is only that it could not sleep.
+        """
         left.remove_abandoned_once(self._program)
         # Its parent is no server, and what ends it is the program: it must not look for another one.
         known = {name: value for name, value in environment.items() if name != PARENT_VARIABLE}
@@ -171,12 +179,17 @@ class KeptKernel:
         try:
             self._begun("launch", **request)
         except ProgramRefused as error:
-            raise OSError(error.errno, str(error)) from error
+            if error.is_kernels:
+                raise OSError(error.errno, str(error)) from error
+            raise CannotSleepError(str(error)) from error
 
     def take(self) -> int:
-        """Let it be a kernel of this server; return its pid. Raises ``OSError``."""
+        """Let it be a kernel of this server; return its pid. Raises ``CannotSleepError``."""
         assert self._stays is not None
-        self._held = left.hold(self._stays.answer["id"])
+        try:
+            self._held = left.hold(self._stays.answer["id"])
+        except OSError as error:
+            raise CannotSleepError(left.not_held(error)) from error
         left.remove_refused()
         return self.pid
 
@@ -194,7 +207,8 @@ class KeptKernel:
                     return process.pid
                 self.end()  # once more: it was ended just now
         stays.let_go()
-        raise ProgramRefused("it was ended." if self._is_over else "it ended at once.")
+        why = "it was ended." if self._is_over else "it ended at once."
+        raise ProgramRefused(why, is_kernels=True)
 
     async def closed(self, prefix: str) -> None:
         """Return once nobody is connected to the kernel's sockets, whose paths begin so, or after a while."""

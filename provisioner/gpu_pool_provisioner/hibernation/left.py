@@ -146,6 +146,14 @@ def hold(kernel: str) -> Hold | None:
     return None
 
 
+def not_held(error: OSError) -> str:
+    """Say why a kernel could not be held, in a sentence."""
+    return (
+        f"this user's servers could not note in {_holds('')} which of them has it "
+        f"({error.strerror or error}): that must be a folder with locks to which they can write."
+    )
+
+
 class LeftImage:
     """One image that this server holds, and that stays when it ends."""
 

@@ -47,6 +47,10 @@ class NotStartedError(Exception):
     """No kernel has come of a pod; the text says why, in sentences."""
 
 
+class CannotSleepError(OSError):
+    """No kernel that may sleep on disk was launched; one that stays awake can be. The text says why."""
+
+
 class StaysAwakeError(Exception):
     """The kernel was not written to disk and runs as before; the text says why, in a sentence."""
 

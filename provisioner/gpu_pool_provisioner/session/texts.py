@@ -168,6 +168,11 @@ AWAKE_IN_POD: Final = "those in pods stay awake."
 AWAKE_WITH_PROXY: Final = "those with a proxy of their own (independent, --wrap) stay awake."
 
 
+def starts_awake(why: str) -> str:
+    """Say why a kernel was started as one that does not sleep; ``why`` is a sentence."""
+    return f"This kernel was to sleep on disk once it is idle, but stays awake until it is restarted: {why}"
+
+
 def stays_awake(why: str) -> str:
     """Say why a kernel that was to go to disk did not; ``why`` is a sentence."""
     return f"This kernel was idle and was to sleep on disk, but stayed awake: {why}"

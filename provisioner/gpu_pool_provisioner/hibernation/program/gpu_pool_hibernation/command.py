@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -33,17 +34,18 @@ def perform(arguments: Sequence[str], system: System) -> int:
 
     Of a kernel that was launched or restored it returns once that has ended.
     """
-    words, uid = " ".join(arguments)[:80], "unknown"
+    words, uid, folder = " ".join(arguments)[:80], "unknown", ""
     try:
         caller = who_calls()
         uid = str(caller.uid)
         do, kernel = _asked(arguments)
         request = read_request()
         call = Call(system, settings_for(system, caller, request), caller, request)
+        folder = call.settings.folder
         answer = do(call, kernel)
     except (Refused, OSError) as error:
         _audit(f"{words!a} for uid {uid}: refused")
-        return _refuse(error)
+        return _refuse(error, words, folder)
     kernel = kernel or str(answer.get("id", ""))
     _audit(f"{arguments[0]} {kernel} for uid {uid}: done")
     _say({"ok": True, **answer})
@@ -75,13 +77,24 @@ def _audit(line: str) -> None:
     syslog.syslog(line)
 
 
-def _refuse(error: Refused | OSError) -> int:
-    """Say why something is not done; return 1."""
+def _refuse(error: Refused | OSError, words: str, folder: str) -> int:
+    """Say why something is not done, in a sentence; return 1. Kernels sleep in ``folder``."""
     if isinstance(error, Refused):
         _say({"ok": False, "error": str(error), **error.more})
     else:
-        _say({"ok": False, "error": error.strerror or str(error), "errno": error.errno or 0})
+        _say({"ok": False, "error": _in_words(error, words, folder), "errno": error.errno or 0})
     return 1
+
+
+def _in_words(error: OSError, words: str, folder: str) -> str:
+    """Return what the system has refused, as a sentence: where, and what to do about it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk with {folder}, where kernels sleep, is full: remove kernels there that nobody needs "
+            "(gpu-pool hibernated), or have whoever administers this machine make room."
+        )
+    what = f": {error.filename}" if error.filename else ""
+    return f"{words.partition(' ')[0]} was not done ({error.strerror or error}{what})."
 
 
 def _say(answer: dict[str, object]) -> None:

@@ -53,8 +53,6 @@ def launch(call: Call, _: str) -> dict[str, object]:
     kernel = os.urandom(16).hex()
     path = os.path.join(folder, kernel)
     os.mkdir(path, 0o700)
-    held = hold(path)
-    output, written = os.pipe()
 
     def goes() -> None:
         prctl(SUBREAPER, 1)
@@ -78,6 +76,8 @@ def launch(call: Call, _: str) -> dict[str, object]:
         return pid
 
     try:
+        held = hold(path)
+        output, written = os.pipe()
         return {"id": kernel, **begin(call, path, starts, output, written, held, "")}
     except BaseException:
         remove_kernel(path)
@@ -107,7 +107,8 @@ def begin(
         if said != well:
             number, _, text = said.partition(" ")
             errno = int(number) if number.isdigit() else 0
-            raise Refused(text or f"it ended with {said}.", errno=errno)  # noqa: TRY301 - as what follows
+            command = text.partition(": ")[2]  # of the kernel, where that is what could not be run
+            raise Refused(text or f"it ended with {said}.", errno=errno, command=command)  # noqa: TRY301 - as what follows
         kernel = kernel_of(first)
         verify(namespace_of(first), call.caller)
         run = {"first": first, "started": start_of(first), "boot": boot_id()}
