@@ -48,6 +48,8 @@ if TYPE_CHECKING:  # few kernels sleep
 _RESIZED_WITHIN: Final = 5.0
 #: Seconds between two attempts where the process that has ended is still seen.
 _RESIZE_AGAIN: Final = 0.2
+#: Seconds in which the pool lends the slice of a kernel whose server ends: it goes to disk in any case.
+_PARKED_WITHIN: Final = 3.0
 #: Seconds for which what a restart is to have is kept for it.
 KEPT_FOR: Final = 60.0
 
@@ -113,9 +115,9 @@ class PoolWork:
             case effects.ResizeQueued():
                 return self._resize_queued(work.request)
             case effects.Park():
-                return self._park(yields=work.yields)
+                return self._at_its_end(self._park(yields=work.yields))
             case effects.ParkAgain():
-                return self._park_again()
+                return self._at_its_end(self._park_again())
             case effects.Resume():
                 return self._resume(work.lease)
             case effects.FollowLease():
@@ -359,6 +361,19 @@ class PoolWork:
             return bool((await self._activity()).initialised)
         except NOT_NOW:
             return False
+
+    async def _at_its_end(self, asks: Coroutine[Any, Any, events.Event]) -> events.Event:
+        """Return what comes of asking; where the kernel's server ends, in time for it to go to disk.
+
+        Raises ``PoolUnreachable`` where the pool has not answered by then.
+        """
+        parking = self._driver.session.parking
+        if parking is None or not parking.server_ends:
+            return await asks
+        try:
+            return await asyncio.wait_for(asks, _PARKED_WITHIN)
+        except asyncio.TimeoutError:
+            raise PoolUnreachable(f"It did not answer within {_PARKED_WITHIN:g} seconds.") from None
 
     async def _park(self, *, yields: bool) -> events.Event:
         try:

@@ -152,7 +152,7 @@ class KernelWork:
             case effects.CheckIdle():
                 return self._check_idle()
             case effects.Hibernate():
-                return self._hibernate()
+                return self._hibernate(without_pool=work.without_pool)
             case effects.Wake():
                 return self._wake()
             case effects.ResizeKernel():
@@ -359,22 +359,24 @@ class KernelWork:
 
     # -- To disk and back --------------------------------------------------------
 
-    async def _hibernate(self) -> events.Event:
-        event = await self._hibernated()
+    async def _hibernate(self, *, without_pool: bool) -> events.Event:
+        event = await self._hibernated(without_pool=without_pool)
         why = event.why if isinstance(event, events.NotHibernated) else ""
         self.why_awake = texts.stays_awake(why) if why else ""
         return event
 
-    async def _hibernated(self) -> events.Event:
+    async def _hibernated(self, *, without_pool: bool) -> events.Event:
         kept, run, lease = self._driver.kept, self.run, self._driver.session.lease
         if kept is None or lease is None or not isinstance(run, ProcessRun):
             return events.NotHibernated(_NOT_KEPT)
         try:
-            if await self._pool.keeps_on_device():
+            # Where nobody says it, CRIU refuses a kernel that has a GPU's device open (criu's files.c).
+            if not without_pool and await self._pool.keeps_on_device():
                 return events.NotHibernated(texts.USES_GPU)
             if not await run.relay.is_idle(_ANSWERS_WITHIN):
                 return events.NotHibernated()
-            await run.keep_lease()
+            if not without_pool:
+                await run.keep_lease()
         except GpuPoolError as error:
             get_logger().info("A kernel that was to sleep stays awake: %s", error)
             return events.NotHibernated()

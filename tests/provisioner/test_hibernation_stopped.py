@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from gpu_pool_client import LeaseState
+from gpu_pool_client import LeaseState, PoolUnreachable
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.running import KERNEL
@@ -260,3 +260,21 @@ async def test_a_large_one_goes_to_disk_after_a_small_one_and_is_told_of_where_i
         told = await said(server, "large", "print('kept' in globals())")
         assert "False" in told
         assert "it ended with its server. It was not on disk within 12 seconds." in told
+
+
+async def test_one_whose_pool_is_away_when_its_server_ends_goes_to_disk_all_the_same(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> None:
+        raise PoolUnreachable("The GPU pool does not answer.", may_pass=True)
+
+    kernel = install(jupyter_env, hibernate_after=0.0)
+    async with notebook(jupyter_env, manager, kernel) as (km, page):
+        await printed(page, "kept = 41")
+        with monkeypatch.context() as patch:
+            for verb in ("activity", "attach", "get_lease", "park"):
+                patch.setattr(type(jupyter_env.pool), verb, away)
+            assert await km.provisioner.leave_image() == ""
+        await km.shutdown_kernel()
+    await eventually(jupyter_env.is_empty)
+    await is_left_to_the_next(jupyter_env, manager, kernel)

@@ -147,9 +147,10 @@ class World:
             case events.Woken():
                 assert not self.kernel_lives, "there are two of one kernel"
                 self.kernel_lives = True
-            case (
-                events.Gone() | events.NotReady() | events.Failed() | events.Hibernated() | events.NotWoken()
-            ):
+            case events.Hibernated():
+                # A lease that could not be parked when its server ended ends with the process.
+                self.kernel_lives, self.is_held = False, False
+            case events.Gone() | events.NotReady() | events.Failed() | events.NotWoken():
                 self.kernel_lives = False
             case events.LeaseSeen(lease=Lease() as found) | events.SizeChanged(lease=Lease() as found):
                 self.is_held = found.state is LeaseState.HELD

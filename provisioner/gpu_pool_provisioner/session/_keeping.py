@@ -137,6 +137,8 @@ def not_parked(session: Session, event: on.NotParked, now: float) -> Outcome:
 
 def away_while_parking(session: Session, event: on.PoolAway, now: float) -> Outcome:
     """Keep the slice; but where there was no answer it may have gone, or go later."""
+    if _goes_without(session, event):
+        return life.goes_to_disk(session, without_pool=True)
     return _stays(session, now, is_unanswered=isinstance(event.error, PoolUnreachable))
 
 
@@ -188,6 +190,19 @@ def queued_to_resume(session: Session, event: on.Queued, now: float) -> Outcome:
 def granted_to_resume(session: Session, event: on.Granted, now: float) -> Outcome:
     held = asking.seen(asking.without_work(session), event.lease, now)
     return held, (do.Resume(event.lease),)
+
+
+def _goes_without(session: Session, event: on.PoolAway) -> bool:
+    """Whether a kernel whose server ends goes to disk without its pool, which sees its process end."""
+    parking = _parking(session)
+    return parking.server_ends and not parking.is_wanted and isinstance(event.error, PoolUnreachable)
+
+
+def away_while_parked(session: Session, event: on.PoolAway, now: float) -> Outcome:
+    if _goes_without(session, event):
+        left = replace(session, parking=replace(_parking(session), leaves_queue=False))
+        return life.goes_to_disk(left, without_pool=True)
+    return asking.away_in_queue(session, event, now)
 
 
 def work_while_parking(session: Session, event: on.WorkSubmitted, now: float) -> Outcome:

@@ -248,10 +248,10 @@ def time_passed(session: Session, event: on.TimePassed, now: float) -> Outcome:
     return asking.explains(session, now)
 
 
-def goes_to_disk(session: Session) -> Outcome:
-    """Write a parked kernel to disk, and answer for it meanwhile."""
+def goes_to_disk(session: Session, *, without_pool: bool = False) -> Outcome:
+    """Write a kernel to disk that passes nothing on, and answer for it meanwhile."""
     going = replace(session, state=State.HIBERNATING, hibernates_at=None)
-    return going, (do.Answer(), do.Hibernate())
+    return going, (do.Answer(), do.Hibernate(without_pool))
 
 
 def _is_due(at: float | None, now: float) -> bool:

@@ -286,6 +286,9 @@ class Resume(Work):
 class Hibernate(Work):
     """Write the parked kernel to disk, and end its process. Comes to ``Hibernated`` or ``NotHibernated``."""
 
+    #: Whether its pool does not answer when its server ends: the lease ends with the kernel's process then.
+    without_pool: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Wake(Work):

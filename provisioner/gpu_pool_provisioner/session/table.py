@@ -215,7 +215,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.Parked: Rule(keeping.parked, (_S.PARKED, _S.RESUMING)),
         on.NotNeeded: Rule(keeping.not_needed, (_S.RUNNING,)),
         on.NotParked: Rule(keeping.not_parked, (_S.RESUMING, *_WITH_SLICE)),
-        on.PoolAway: Rule(keeping.away_while_parking, (_S.RESUMING, *_WITH_SLICE)),
+        on.PoolAway: Rule(keeping.away_while_parking, (_S.RESUMING, _S.HIBERNATING, *_WITH_SLICE)),
         on.WorkSubmitted: Rule(keeping.work_while_parking, (_S.PARKING,)),
     },
     _S.PARKED: {
@@ -224,7 +224,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.WorkSubmitted: Rule(keeping.work_while_parked, (_S.PARKED, _S.RESUMING)),
         on.ResumeRequested: Rule(keeping.resume, (_S.PARKED, _S.RESUMING)),
         on.ParkedAgain: Rule(keeping.parked_again, (_S.PARKED, _S.RESUMING)),
-        on.PoolAway: Rule(asking.away_in_queue, (_S.PARKED,)),
+        on.PoolAway: Rule(keeping.away_while_parked, (_S.PARKED, _S.HIBERNATING)),
         on.Resumed: Rule(sleeping.resumed_parked, (_S.RUNNING, _S.PARKING)),
         on.SleepRequested: Rule(sleeping.sleep_parked, (_S.PARKED, _S.HIBERNATING)),
         on.LeaseNews: Rule(sleeping.lease_news, (_S.PARKED, _S.HIBERNATING)),
