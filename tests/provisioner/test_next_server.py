@@ -36,7 +36,8 @@ pytestmark = [
 ]
 
 
-#: Starts the kernel of a notebook, runs a cell, waits until it sleeps, and ends as with kill -9.
+#: Starts the kernel of a notebook, runs a cell, waits until it sleeps, and ends as with kill -9. With a
+#: fourth word it has forked a child before, which lives on, and says its pid.
 STARTER = """
 import asyncio, os, signal, sys
 from jupyter_client.manager import AsyncKernelManager
@@ -51,6 +52,12 @@ async def main():
     await client.execute_interactive(sys.argv[3])
     while km.provisioner.session.state is not State.HIBERNATED:
         await asyncio.sleep(0.05)
+    if len(sys.argv) > 4:
+        child = os.fork()
+        if not child:
+            os.close(1)
+            signal.pause()
+        print(child, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -419,6 +426,28 @@ async def test_a_killed_server_leaves_what_sleeps(jupyter_env: JupyterEnv, manag
     await eventually(jupyter_env.is_empty)
     async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
         assert "1\n" in await printed(found, "print(kept)")
+
+
+async def test_a_child_of_a_killed_server_that_lives_on_keeps_nothing_of_its_kernels(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    kernel = install(jupyter_env, hibernate_after=0.3)
+    notebook_path = str(jupyter_env.folder / "notebooks" / "week1.ipynb")
+    code = "import socket; listening = socket.create_server(('127.0.0.1', 0)); kept = 1"
+    starter = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STARTER, kernel, notebook_path, code, "forks"), stdout=asyncio.subprocess.PIPE
+    )
+    assert starter.stdout is not None
+    child = psutil.Process(int(await starter.stdout.readline()))
+    try:
+        await starter.wait()
+        await eventually(jupyter_env.is_empty)
+        async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
+            assert km.provisioner.session.state is State.HIBERNATED
+            assert "1\n" in await printed(found, "print(kept)")
+        assert child.is_running()
+    finally:
+        child.kill()
 
 
 async def test_a_server_that_is_killed_while_a_kernel_comes_back_leaves_one_of_it(

@@ -440,6 +440,7 @@ def _hold(listens: Iterable[tuple[str, int]]) -> list[socket.socket]:
         try:
             each = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
             held.append(each)
+            _listening.add(each)
             if is_ipv6:  # the same port of the other protocol may be another socket's
                 each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -454,6 +455,17 @@ def _hold(listens: Iterable[tuple[str, int]]) -> list[socket.socket]:
                 f"it listened at {address}, port {port}, {why} ({error.strerror})."
             ) from error
     return held
+
+
+_listening: Final[weakref.WeakSet[socket.socket]] = weakref.WeakSet()
+
+
+def _leave_ports() -> None:
+    """Leave the ports to the process that has forked this one: its kernels come back without this one."""
+    _close(list(_listening))
+
+
+os.register_at_fork(after_in_child=_leave_ports)
 
 
 def _share(held: Iterable[socket.socket]) -> None:

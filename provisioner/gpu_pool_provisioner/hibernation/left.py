@@ -112,6 +112,7 @@ class Hold:
         """Take a kernel's ID, and the file that is locked."""
         self.kernel, self._held = kernel, held
         self._close = weakref.finalize(self, os.close, held)
+        _holding.add(self)
 
     def let_go(self) -> None:
         """Let another server have it. May be repeated."""
@@ -122,6 +123,18 @@ class Hold:
         if self._close.alive:
             _holds(self.kernel).unlink(missing_ok=True)
             self._close()
+
+
+_holding: Final[weakref.WeakSet[Hold]] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """Leave the holds to the process that has forked this one: it may be killed, and this one live on."""
+    for each in list(_holding):
+        each.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _holds(kernel: str) -> Path:
