@@ -117,7 +117,12 @@ class Sleep:
         if kept is not None and kept.image is not None:
             driver.kept, image, now = kept, kept.image, time.time()
             on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)
-            driver.session = replace(driver.session, left=image.in_words(now), on_disk=on_disk)
+            driver.session = replace(
+                driver.session,
+                left=image.in_words(now),
+                on_disk=on_disk,
+                exit_message="\n".join(image.replaced),
+            )
             # Frontends get the key with which the kernel goes on: what they say is relayed as it is.
             parent.session.key = kept.image.record.key.encode()
         elif told:

@@ -387,6 +387,25 @@ async def test_of_two_servers_one_has_it(jupyter_env: JupyterEnv, manager: Manag
             assert "1\n" in await printed(found, "print(kept)")
 
 
+async def test_of_two_that_were_left_the_newer_goes_on_and_says_that_the_older_is_gone(
+    jupyter_env: JupyterEnv, manager: Managers
+) -> None:
+    kernel = install(jupyter_env)
+    async with notebook(jupyter_env, manager, kernel) as one, notebook(jupyter_env, manager, kernel) as other:
+        for km, code in ((one, "kept = 'older'; more = 1"), (other, "kept = 'newer'")):
+            async with frontend(km) as found:
+                await printed(found, code)
+                await end_with_server(km)
+    assert len(images(jupyter_env)) == 2
+    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
+        assert len(images(jupyter_env)) == 1
+        told = " ".join((await printed(found, "print(kept)")).split())
+        assert "newer" in told
+        assert "(2 variables, " in told
+        assert "is gone: this notebook has a newer one, which was left on disk after it." in told
+        assert "is gone" not in await printed(found, "print(1)")
+
+
 async def test_another_notebook_or_kernel_has_its_own(jupyter_env: JupyterEnv, manager: Managers) -> None:
     kernel = await left_one(jupyter_env, manager)
     other = install(jupyter_env, "other")

@@ -176,6 +176,8 @@ class LeftImage:
         #: What the program says of the image.
         self.image: dict[str, Any] = said["image"]
         self.record = KernelRecord.read(said["note"])
+        #: What its user reads of older ones that were removed for it.
+        self.replaced: list[str] = []
 
     @property
     def mib(self) -> int:
@@ -184,7 +186,7 @@ class LeftImage:
 
     def in_words(self, now: float) -> str:
         """Say since when it sleeps and what it has, as its user reads it. Times are Unix seconds."""
-        return texts.left(day_in_words(self.record.at, now), self.record.has_in_words(self.mib))
+        return _in_words(self.record, self.mib, now)
 
     def note_use(self) -> None:
         """Note that this server has it now. Blocks."""
@@ -207,6 +209,10 @@ class LeftImage:
         except ProgramRefused as error:
             raise OSError(error.errno, str(error)) from error
         remove_others(self._program, self.held.kernel, owner)
+
+
+def _in_words(record: KernelRecord, mib: int, now: float) -> str:
+    return texts.left(day_in_words(record.at, now), record.has_in_words(mib))
 
 
 def day_in_words(at: float, now: float) -> str:
@@ -277,9 +283,11 @@ def claim(program: Program, owner: Owner) -> LeftImage | None:
     found = [(kernel, said, record_of(said)) for kernel, said in kernels_on_disk(program)]
     theirs = [each for each in found if each[2] is not None and each[2].owner == owner]
     image = None
-    for kernel, said, _ in sorted(theirs, key=lambda each: -float(each[1]["image"]["since"])):
+    for kernel, said, record in sorted(theirs, key=lambda each: -float(each[1]["image"]["since"])):
         if image is not None:
-            _remove_unheld(program, kernel)
+            if record is not None and _remove_unheld(program, kernel):
+                which = _in_words(record, mib_of(said["image"]), time.time())
+                image.replaced.append(texts.is_gone(which, texts.A_NEWER_IS_HERE))
             continue
         with suppress(OSError):
             held = hold(kernel)
@@ -297,7 +305,8 @@ def remove_abandoned_once(program: Program) -> None:
             _remove_unheld(program, kernel)
 
 
-def _remove_unheld(program: Program, kernel: str) -> None:
+def _remove_unheld(program: Program, kernel: str) -> bool:
+    """Remove what no server has; return whether nobody can have it any more."""
     with suppress(OSError):
         held = hold(kernel)
         if held is not None:
@@ -306,6 +315,8 @@ def _remove_unheld(program: Program, kernel: str) -> None:
                 held.remove()
             else:
                 remove_later(program, held)
+            return True
+    return False
 
 
 def kernels_on_disk(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:

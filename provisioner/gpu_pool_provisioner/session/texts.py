@@ -114,6 +114,10 @@ def gave_way(notebook: str) -> str:
     return f"there was no room on disk for it and for that of {notebook}, which was used after it."
 
 
+#: Why a kernel on disk was removed where several servers have left one for a notebook.
+A_NEWER_IS_HERE: Final = "this notebook has a newer one, which was left on disk after it."
+
+
 def not_left(why: str) -> str:
     """Say why a kernel is not on disk for the next server; ``why`` is in sentences."""
     return f"it ended with its server. {why}"
