@@ -335,7 +335,7 @@ def kernels_on_disk(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
         if each["uid"] == os.getuid()
         and each["image"]
         and not each["goes_on"]
-        and each["server"] in (0, os.getpid())
+        and each.get("server", 0) in (0, os.getpid())
     ]
 
 
