@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from support.readable import is_readable
+from .readable import is_readable
 
 #: Seconds within which a process has imported PyTorch and begun to use the GPU, others beside it.
 START_WITHIN: Final = 180.0
