@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from support import clean_environment
+
 ROOT = Path(__file__).parents[2]
 PYTHONS = os.environ.get("GPU_POOL_TEST_PYTHONS", sys.executable).split()
 #: Imports every module, and prints what is missing for those that cannot be imported.
@@ -122,6 +124,9 @@ def alone(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.
     subprocess.run([python, "-m", "venv", folder / "environment"], check=True)
     made = Alone(folder / "environment/bin/python", folder / "home")
     made.home.mkdir()
+    (packages,) = (folder / "environment").glob("lib/python*/site-packages")
+    for name, text in clean_environment.HOOKS.items():
+        (packages / name).write_text(text)
     made.install(wheel)
     return made
 

@@ -72,7 +72,8 @@ class OfThisEnvironment:
 
 sys.meta_path.insert(0, OfThisEnvironment)
 """
-_HOOKS: Final = {"of_this_environment.py": _HOOK, "of_this_environment.pth": "import of_this_environment\n"}
+#: Files of ``site-packages`` that keep from an environment what is installed for all users of the machine.
+HOOKS: Final = {"of_this_environment.py": _HOOK, "of_this_environment.pth": "import of_this_environment\n"}
 
 
 def enter() -> None:
@@ -132,7 +133,7 @@ def make(folder: Path) -> None:
     if sys.prefix != sys.base_prefix:
         for entry in Path(sysconfig.get_path("purelib")).iterdir():
             (packages / entry.name).symlink_to(entry)
-    for name, text in _HOOKS.items():
+    for name, text in HOOKS.items():
         (packages / name).unlink(missing_ok=True)
         (packages / name).write_text(text)
     for name, file in _installed_files():
