@@ -339,7 +339,7 @@ class SessionDriver:
             self.resize_requests.close()  # what a kernel has open must be there when it comes back
         is_tried = False
         while not is_tried or self.session.state is State.RESUMING:  # for a cell that has come meanwhile
-            while self.session.state.passes:
+            while self.session.state.is_transient:
                 await self._changed.wait()
             if self._do.run is not None and self._do.run.relay.busy:
                 return _AT_WORK
@@ -360,7 +360,7 @@ class SessionDriver:
         session, at = self.session, self.session.hibernates_at
         leaves_queue = session.parking is not None and session.parking.leaves_queue
         is_due = leaves_queue or (at is not None and at <= time.monotonic())
-        return session.state.passes or (session.state is State.PARKED and is_due)
+        return session.state.is_transient or (session.state is State.PARKED and is_due)
 
     # -- What is seen of it; any thread may look -------------------------------
 

@@ -71,6 +71,17 @@ async def until_it_is(km: AsyncKernelManager, state: State) -> None:
     await until(lambda: km.provisioner.session.state is state)
 
 
+@asynccontextmanager
+async def sleeper(
+    env: JupyterEnv, manager: Managers, kernel: str
+) -> AsyncIterator[tuple[AsyncKernelManager, Frontend]]:
+    """Open the notebook, and return once its kernel is on disk, with a variable."""
+    async with notebook(env, manager, kernel) as (km, page):
+        await printed(page, "kept = 41")
+        await until_it_is(km, State.HIBERNATED)
+        yield km, page
+
+
 async def is_left_to_the_next(env: JupyterEnv, manager: Managers, kernel: str) -> None:
     """See that the next server goes on with the kernel of the notebook."""
     assert len(images(env)) == 1
@@ -85,9 +96,7 @@ async def test_one_that_is_awake_and_waits_for_a_slice_goes_to_disk_again(
 ) -> None:
     kernel = install(jupyter_env)
     other = manager(jupyter_env.install("other", "60%"))
-    async with notebook(jupyter_env, manager, kernel) as (km, page):
-        await printed(page, "kept = 41")
-        await until_it_is(km, State.HIBERNATED)
+    async with sleeper(jupyter_env, manager, kernel) as (km, page):
         await other.start_kernel()
         async with frontend(other) as its:
             await printed(its, "1")
@@ -106,9 +115,7 @@ async def test_one_that_is_just_to_go_on_goes_to_disk_again(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     kernel = install(jupyter_env)
-    async with notebook(jupyter_env, manager, kernel) as (km, page):
-        await printed(page, "kept = 41")
-        await until_it_is(km, State.HIBERNATED)
+    async with sleeper(jupyter_env, manager, kernel) as (km, _):
         await in_background(km.provisioner.driver.resume())
         assert await km.provisioner.leave_image() == ""
         assert (await jupyter_env.only_lease()).state is LeaseState.PARKED
@@ -133,9 +140,7 @@ async def test_one_that_came_back_and_did_not_answer_is_kept_and_can_be_woken_ag
 ) -> None:
     program, stops = stopping(tmp_path)
     kernel = install(jupyter_env, criu=str(program), ready_timeout=10)
-    async with notebook(jupyter_env, manager, kernel) as (km, page):
-        await printed(page, "kept = 41")
-        await until_it_is(km, State.HIBERNATED)
+    async with sleeper(jupyter_env, manager, kernel) as (km, page):
         if is_left:
             assert await km.provisioner.leave_image() == ""
             await km.shutdown_kernel()
@@ -188,9 +193,7 @@ async def test_a_server_that_can_open_too_few_files_says_so_and_loses_nothing(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     kernel = install(jupyter_env)
-    async with notebook(jupyter_env, manager, kernel) as (km, page):
-        await printed(page, "kept = 41")
-        await until_it_is(km, State.HIBERNATED)
+    async with sleeper(jupyter_env, manager, kernel) as (km, page):
         with few_files(11):  # enough for the kernel to come back, and too few to connect to it
             said = await printed(page, "print(kept)")
         assert "it could not be reached (Too many open files). Nothing of it is lost" in said

@@ -58,15 +58,15 @@ class ProgramRefused(Exception):
         errno: int = 0,
         is_gone: bool = False,
         room: MissingRoom | None = None,
-        is_kernels: bool = False,
+        is_of_kernel: bool = False,
     ) -> None:
         """Take what it says: whether there is no such kernel any more, and what the system said.
 
-        ``room`` is what would have to be free, where it is for want of that; ``is_kernels`` whether it was
+        ``room`` is what would have to be free, where it is for want of that; ``is_of_kernel`` whether it was
         the kernel that could not be run, or has ended, and not the program that refused.
         """
         super().__init__(text)
-        self.errno, self.is_gone, self.room, self.is_kernels = errno, is_gone, room, is_kernels
+        self.errno, self.is_gone, self.room, self.is_of_kernel = errno, is_gone, room, is_of_kernel
 
 
 class ProgramEnded(ProgramRefused):
@@ -259,7 +259,7 @@ def answered(line: bytes, said: bytes = b"") -> dict[str, Any]:
             errno=said_no.get("errno", 0),
             is_gone=bool(said_no.get("gone")),
             room=MissingRoom.of(said_no),
-            is_kernels=bool(said_no.get("command")),
+            is_of_kernel=bool(said_no.get("command")),
         )
     return answer
 

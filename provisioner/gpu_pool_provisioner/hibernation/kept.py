@@ -179,7 +179,7 @@ class KeptKernel:
         try:
             self._begun("launch", **request)
         except ProgramRefused as error:
-            if error.is_kernels:
+            if error.is_of_kernel:
                 raise OSError(error.errno, str(error)) from error
             raise CannotSleepError(str(error)) from error
 
@@ -208,7 +208,7 @@ class KeptKernel:
                 self.end()  # once more: it was ended just now
         stays.let_go()
         why = "it was ended." if self._is_over else "it ended at once."
-        raise ProgramRefused(why, is_kernels=True)
+        raise ProgramRefused(why, is_of_kernel=True)
 
     async def closed(self, prefix: str) -> None:
         """Return once nobody is connected to the kernel's sockets, whose paths begin so, or after a while."""

@@ -63,9 +63,9 @@ class State(enum.Enum):
         return self in _WITH_KERNEL
 
     @property
-    def passes(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether it passes by itself, and a kernel whose server ends can go to disk only after it."""
-        return self in _PASSING
+        return self in _TRANSIENT
 
 
 #: Where the kernel is still to come, and has not answered.
@@ -81,7 +81,7 @@ _WITH_KERNEL: Final = frozenset(
         *(State.HIBERNATING, State.HIBERNATED, State.WAKING),
     )
 )
-_PASSING: Final = (State.STARTING, State.RESIZING, State.PARKING, State.HIBERNATING, State.WAKING)
+_TRANSIENT: Final = (State.STARTING, State.RESIZING, State.PARKING, State.HIBERNATING, State.WAKING)
 #: Where it has no process, or none that could be signalled.
 _ASLEEP: Final = (State.HIBERNATING, State.HIBERNATED, State.WAKING)
 

@@ -151,9 +151,9 @@ def test_when_its_server_ends_every_kernel_can_go_to_disk_or_can_in_a_moment() -
     for state in State:
         if state.has_kernel or state is State.STARTING:
             can = events.SleepRequested in TABLE[state]
-            assert can + state.passes + (state is State.HIBERNATED) == 1, state
+            assert can + state.is_transient + (state is State.HIBERNATED) == 1, state
         else:
-            assert not state.passes
+            assert not state.is_transient
 
 
 def resuming() -> Session:
