@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from gpu_pool_client._forks import close_in_children
+
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -34,7 +36,7 @@ class HeldFolder:
                 break
         #: Remove it, with what is in it. May be repeated; a forked child's copy does nothing.
         self.close = weakref.finalize(self, _remove, self.path, held, os.getpid())
-        _holding.add(self)
+        close_in_children(self)
 
     @classmethod
     def again(cls, path: str, name: str) -> HeldFolder:
@@ -51,7 +53,7 @@ class HeldFolder:
         folder = cls.__new__(cls)
         folder.path = path
         folder.close = weakref.finalize(folder, _remove, path, held, os.getpid())
-        _holding.add(folder)
+        close_in_children(folder)
         return folder
 
     def leave(self, name: str) -> tuple[str, int]:
@@ -65,18 +67,6 @@ class HeldFolder:
         detached = self.close.detach()
         assert detached is not None
         return str(left), detached[2][1]
-
-
-_holding: Final[weakref.WeakSet[HeldFolder]] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    """Leave the folders to the process that has forked this one: it may be killed, and this one live on."""
-    for each in list(_holding):
-        each.close()
-
-
-os.register_at_fork(after_in_child=_let_go)
 
 
 def _prefix(name: str) -> str:

@@ -128,7 +128,7 @@ class Database:
                 self._lock = opened.enter_context(contextlib.closing(FairLock(lock)))
                 self.liveness = opened.enter_context(contextlib.closing(LivenessLocks(lock)))
                 self._connection, self._is_frozen = self._connect_to_read()
-                opened.callback(files.wipe, path, self._lock.file)
+                opened.callback(lambda: files.wipe(path, self._lock.file.fileno()))
                 opened.callback(lambda: self._connection.close())
                 if self._connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                     raise sqlite3.DatabaseError("file is not a database")
@@ -330,7 +330,7 @@ class Database:
         """Note which files beside the store belong to it, all of which are there once it was read."""
         self._beside = files.in_use(self.path)
         if not self._is_frozen:
-            files.write_down(self._beside, self.path, self._lock.file)
+            files.write_down(self._beside, self.path, self._lock.file.fileno())
 
     def _thaw(self) -> None:
         """Open the store anew where it could only be read, and only as it was at that moment."""
@@ -347,7 +347,7 @@ class Database:
         the store can be read nevertheless: nobody else has it open, or the files would be there.
         """
         try:
-            check = partial(files.check_shared, self.path, self._file, self._lock.file)
+            check = partial(files.check_shared, self.path, self._file, self._lock.file.fileno())
             return _connect(self.path, check=check), False
         except sqlite3.OperationalError as error:
             if not isinstance(as_unusable(error, self.path), NoSpace) or _has_log(self.path):

@@ -22,11 +22,13 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from gpu_pool.store.errors import StoreUnusable, as_unusable
+from gpu_pool_client._forks import close_in_children
 
 # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -48,24 +50,24 @@ class FairLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = self.file = open_private(path)
+        self.file = _open_private(path)
         # A second open file description: its flock guards the giving out of tickets.
-        self._counter = open_private(path)
+        self._counter = _open_private(path)
         self._ticket = 0
 
     def close(self) -> None:
-        """Close the files, and so give up the lock and the position in the queue."""
-        os.close(self._file)
-        os.close(self._counter)
+        """Close the files, and so give up the lock and the position in the queue. May be repeated."""
+        self.file.close()
+        self._counter.close()
 
     def holder(self) -> int | None:
         """Return the pid that took the lock last, as far as is known."""
-        content = os.pread(self._counter, _TICKET.size, 0)
+        content = os.pread(self._counter.fileno(), _TICKET.size, 0)
         return _TICKET.unpack(content)[1] if len(content) == _TICKET.size else None
 
     def __enter__(self) -> FairLock:
         if not _HAS_TICKETS:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            fcntl.flock(self.file, fcntl.LOCK_EX)
             return self
         try:
             self._take_ticket()
@@ -73,7 +75,7 @@ class FairLock:
             # matters only when that one died in the queue, behind others who still wait.
             self._set(fcntl.F_RDLCK, self._ticket - 1, 1)
             self._set(fcntl.F_RDLCK, 0, self._ticket)
-            os.pwrite(self._counter, struct.pack("<q", os.getpid()), 8)
+            os.pwrite(self._counter.fileno(), struct.pack("<q", os.getpid()), 8)
         except BaseException:
             # Whoever comes next must not wait for somebody who has left.
             self._set(fcntl.F_UNLCK, 0, self._ticket + 1)
@@ -89,23 +91,23 @@ class FairLock:
         if _HAS_TICKETS:
             self._set(fcntl.F_UNLCK, 0, self._ticket + 1)
         else:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            fcntl.flock(self.file, fcntl.LOCK_UN)
 
     def _take_ticket(self) -> None:
         fcntl.flock(self._counter, fcntl.LOCK_EX)
         try:
-            content = os.pread(self._counter, 8, 0)
+            content = os.pread(self._counter.fileno(), 8, 0)
             last = struct.unpack("<q", content)[0] if len(content) == 8 else 0
             # Tickets start at 1, so that there is always a byte before mine. A damaged
             # number only costs order, never the exclusion that SQLite gives.
             self._ticket = last + 1 if 0 <= last < _PULSES - 1 else 1
             self._set(fcntl.F_WRLCK, self._ticket, 1)
-            os.pwrite(self._counter, struct.pack("<q", self._ticket), 0)
+            os.pwrite(self._counter.fileno(), struct.pack("<q", self._ticket), 0)
         finally:
             fcntl.flock(self._counter, fcntl.LOCK_UN)
 
     def _set(self, kind: int, start: int, length: int) -> None:
-        fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+        fcntl.fcntl(self.file, fcntl.F_OFD_SETLKW, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
 
 
 class LivenessLocks:
@@ -117,16 +119,16 @@ class LivenessLocks:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open_private(path)
+        self._file = _open_private(path)
         self._simulates = False
 
     def close(self) -> None:
-        """Stop looking. This process's own sign of life stays."""
-        os.close(self._file)
+        """Stop looking. This process's own sign of life stays. May be repeated."""
+        self._file.close()
 
     def own(self) -> int | None:
         """Return the number of this process's sign of life; None where there is no such thing."""
-        return _beat(self._path, os.getpid()) if _HAS_TICKETS else None
+        return _beat(self._path, os.getpid())[0] if _HAS_TICKETS else None
 
     def beats(self, number: int) -> bool:
         """Whether the process with that sign of life lives."""
@@ -177,22 +179,30 @@ def _byte(kind: int, place: int) -> bytes:
 
 
 @functools.cache
-def _beat(path: Path, pid: int) -> int:  # noqa: ARG001 - a forked child needs its own
-    # Never closed: it must last until the process ends.
-    file = open_private(path)
+def _beat(path: Path, pid: int) -> tuple[int, FileIO]:  # noqa: ARG001 - a forked child needs its own
+    # Never closed, and kept with the number: it must last until the process ends.
+    file = _open_private(path)
     number = _PULSES + secrets.randbelow(_PULSES - 2)
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, _byte(fcntl.F_WRLCK, number))
-    return number
+    return number, file
 
 
-def open_private(path: Path) -> int:
+def _open_private(path: Path) -> FileIO:
     """Open a lock file that only this user can have made. Raises ``PermissionError`` for any other."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    found = os.fstat(descriptor)
+    file = _open(path)
+    found = os.fstat(file.fileno())
     if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
+        file.close()
         raise PermissionError(errno.EPERM, f"{path.name} is not a file of yours", str(path))
-    return descriptor
+    return file
+
+
+def _open(path: Path) -> FileIO:
+    """Open a lock file, whose locks end with this process also where a child forked from it lives on."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    file = FileIO(descriptor, "r+")
+    close_in_children(file)
+    return file
 
 
 #: Seconds that an owner waits for those who have the store open just now, such as a command.
@@ -210,21 +220,21 @@ class Ownership:
     def __init__(self, path: Path, *, owner: bool) -> None:
         self.path = path.with_name(path.name + ".owner")
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._file = _open(self.path)
         except OSError as error:
             raise as_unusable(error, path) from error
         try:
             self._lock(path, fcntl.LOCK_EX if owner else fcntl.LOCK_SH)
             if owner:
-                os.truncate(self._file, 0)
-                os.pwrite(self._file, str(os.getpid()).encode(), 0)
+                self._file.truncate(0)
+                self._file.write(str(os.getpid()).encode())
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
 
     def close(self) -> None:
-        """Let others have it."""
-        os.close(self._file)
+        """Let others have it. May be repeated."""
+        self._file.close()
 
     def _lock(self, path: Path, how: int) -> None:
         give_up_at = time.monotonic() + (_PATIENCE if how == fcntl.LOCK_EX else 0)
@@ -237,7 +247,7 @@ class Ownership:
             time.sleep(_TRY_EVERY)
 
     def _refusal(self, path: Path, how: int) -> StoreUnusable:
-        owner = os.pread(self._file, 20, 0).decode("ascii", "replace")
+        owner = os.pread(self._file.fileno(), 20, 0).decode("ascii", "replace")
         if how == fcntl.LOCK_SH:
             return StoreUnusable(
                 f"The pool's store, {path}, belongs to gpu-pool serve (process {owner}).",

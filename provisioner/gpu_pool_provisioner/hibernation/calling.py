@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_pool_client._forks import close_in_children
 from gpu_pool_provisioner.hibernation import program
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.callers import untrusted
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.values import VERSION
@@ -79,23 +80,10 @@ class Stays:
     def __init__(self, ours: int) -> None:
         """Take the end of the pipe by which the kernel lives."""
         #: Lets go of it, and so ends the kernel. May be repeated.
-        self.let_go: Callable[[], object] = weakref.finalize(self, os.close, ours)
-        _staying.add(self)
+        self.close: Callable[[], object] = weakref.finalize(self, os.close, ours)
+        close_in_children(self)  # they have none of its kernels, which end with this process
         #: What the program says of the kernel.
         self.answer: dict[str, Any] = {}
-
-
-#: Of the process: one that is forked from it has these pipes, and none of the kernels.
-_staying: Final[weakref.WeakSet[Stays]] = weakref.WeakSet()
-
-
-def _leave_kernels() -> None:
-    """Let go of the kernels of the process that has forked this one: they end with that."""
-    for each in _staying:
-        each.let_go()
-
-
-os.register_at_fork(after_in_child=_leave_kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +173,7 @@ class Program:
             try:
                 stays.answer = answered(_asked(ours, answer.fileno(), request, within))
             except BaseException:
-                stays.let_go()
+                stays.close()
                 raise
         return stays
 

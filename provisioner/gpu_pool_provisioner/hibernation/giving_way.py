@@ -60,7 +60,7 @@ def make_room(program: Program, room: MissingRoom, owner: Owner, is_wanted: Call
     for kernel in chosen:
         is_made = is_made and is_wanted() and _remove(program, held.pop(kernel), found[kernel], owner)
     for each in held.values():
-        each.let_go()
+        each.close()
     return is_made
 
 
@@ -98,7 +98,7 @@ def _remove(program: Program, held: Hold, said: dict[str, Any], owner: Owner) ->
     notices.write(record.owner, record.at, has, why)
     if not remove_image(program, held.kernel):
         notices.take(record.owner)
-        held.let_go()
+        held.close()
         return False
     get_logger().info("A kernel on disk gave way to a later one of its user: %s", held.kernel)
     held.remove()

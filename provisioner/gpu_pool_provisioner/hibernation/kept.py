@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from gpu_pool_client import Lease, Process
+from gpu_pool_client._forks import close_in_children
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.environment import PARENT_VARIABLE
 from gpu_pool_provisioner.hibernation import giving_way, left
@@ -206,7 +207,7 @@ class KeptKernel:
                 if not self._is_over:
                     return process.pid
                 self.end()  # once more: it was ended just now
-        stays.let_go()
+        stays.close()
         why = "it was ended." if self._is_over else "it ended at once."
         raise ProgramRefused(why, is_of_kernel=True)
 
@@ -359,7 +360,7 @@ class KeptKernel:
 
     def _let_go(self) -> None:
         if self._stays is not None:
-            self._stays.let_go()
+            self._stays.close()
 
     def _let_ports_go(self) -> None:
         _close(self._ports)
@@ -440,7 +441,7 @@ def _hold(listens: Iterable[tuple[str, int]]) -> list[socket.socket]:
         try:
             each = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
             held.append(each)
-            _listening.add(each)
+            close_in_children(each)
             if is_ipv6:  # the same port of the other protocol may be another socket's
                 each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -455,17 +456,6 @@ def _hold(listens: Iterable[tuple[str, int]]) -> list[socket.socket]:
                 f"it listened at {address}, port {port}, {why} ({error.strerror})."
             ) from error
     return held
-
-
-_listening: Final[weakref.WeakSet[socket.socket]] = weakref.WeakSet()
-
-
-def _leave_ports() -> None:
-    """Leave the ports to the process that has forked this one: its kernels come back without this one."""
-    _close(list(_listening))
-
-
-os.register_at_fork(after_in_child=_leave_ports)
 
 
 def _share(held: Iterable[socket.socket]) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Final
 from jupyter_core.paths import jupyter_data_dir
 
 from gpu_pool_client import Lease
+from gpu_pool_client._forks import close_in_children
 from gpu_pool_client._log import get_logger
 from gpu_pool_client._requests import memory_in_words
 from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused
@@ -110,31 +111,16 @@ class Hold:
 
     def __init__(self, kernel: str, held: int) -> None:
         """Take a kernel's ID, and the file that is locked."""
-        self.kernel, self._held = kernel, held
-        self._close = weakref.finalize(self, os.close, held)
-        _holding.add(self)
-
-    def let_go(self) -> None:
-        """Let another server have it. May be repeated."""
-        self._close()
+        self.kernel = kernel
+        #: Let another server have it. May be repeated.
+        self.close = weakref.finalize(self, os.close, held)
+        close_in_children(self)
 
     def remove(self) -> None:
         """Let go of what nobody can have any more. May be repeated."""
-        if self._close.alive:
+        if self.close.alive:
             _holds(self.kernel).unlink(missing_ok=True)
-            self._close()
-
-
-_holding: Final[weakref.WeakSet[Hold]] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    """Leave the holds to the process that has forked this one: it may be killed, and this one live on."""
-    for each in list(_holding):
-        each.let_go()
-
-
-os.register_at_fork(after_in_child=_let_go)
+            self.close()
 
 
 def _holds(kernel: str) -> Path:

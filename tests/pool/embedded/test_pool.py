@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -319,7 +320,7 @@ async def test_a_store_that_others_keep_locked_is_closed_at_once(tmp_path: Path)
     pool = embedded(path)
     await pool.status()  # which may take its time
     pool.store.answer_within = pool.core.store.close_within = 0.1
-    with FairLock(path.with_name("store.db.lock")):
+    with closing(FairLock(path.with_name("store.db.lock"))) as lock, lock:
         with pytest.raises(StoreUnusable, match="has been locked"):
             await take(pool, "1", "key")
         await pool.close()

@@ -154,7 +154,7 @@ async def test_the_lock_serves_in_the_order_of_arrival_even_when_a_waiter_is_kil
     path = tmp_path / "lock"
     context = multiprocessing.get_context("fork")
     said = context.SimpleQueue()
-    with FairLock(path):
+    with closing(FairLock(path)) as lock, lock:
         waiters = []
         for number in range(6):
             waiter = context.Process(target=_queue, args=(path, str(number), said))
@@ -224,7 +224,7 @@ asyncio.run(main())
     assert other.stdout is not None
     assert other.stdin is not None
     assert other.stdout.readline() == "open\n"
-    with FairLock(path.with_name("store.db.lock")):
+    with closing(FairLock(path.with_name("store.db.lock"))) as lock, lock:
         other.stdin.write("\n")
         other.stdin.flush()
         message = other.stdout.readline()
@@ -235,7 +235,7 @@ asyncio.run(main())
 
 def test_the_lock_is_not_taken_by_whoever_waits(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with FairLock(path):
+    with closing(FairLock(path)) as lock, lock:
         descriptor = os.open(path, os.O_RDWR)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
