@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from gpu_pool_client._errors import NotAllowed
-from gpu_pool_client._giving_back import giving_back
 from gpu_pool_client._leases import Activity, EndReason, Hibernation, Lease, Outlook, TakingEffect
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
@@ -24,6 +23,7 @@ from gpu_pool_client._operations import (
 from gpu_pool_client._pods import KernelCommand, KernelPod
 from gpu_pool_client._processes import Process
 from gpu_pool_client._requests import SliceRequest
+from gpu_pool_client._retries import giving_back
 
 P = ParamSpec("P")
 T = TypeVar("T")

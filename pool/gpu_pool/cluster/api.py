@@ -24,7 +24,7 @@ from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.pod_troubles import denial, violation
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool_client import NotAllowed, PoolUnreachable
-from gpu_pool_client._backoff import Backoff
+from gpu_pool_client._retries import Backoff
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient

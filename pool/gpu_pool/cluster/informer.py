@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused
 from gpu_pool.cluster.dialects import Manifest
-from gpu_pool_client._backoff import Backoff
+from gpu_pool_client._retries import Backoff
 
 Key = tuple[str, str]
 #: Is told what an object was and what it is; None is for one that is not there.

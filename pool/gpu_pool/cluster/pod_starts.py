@@ -22,8 +22,8 @@ from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool.cluster.kernel_pods import KernelPods, KernelStart
 from gpu_pool.cluster.pod_states import PodFailureCause
-from gpu_pool_client._backoff import Backoff
 from gpu_pool_client._durations import format_duration
+from gpu_pool_client._retries import Backoff
 
 #: Seconds between two looks, and for which a pod may be on its way before its events are asked for.
 _EVERY: Final = 3.0

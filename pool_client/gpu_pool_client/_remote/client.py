@@ -15,7 +15,6 @@ from urllib.parse import urlencode
 from pydantic import ValidationError
 
 from gpu_pool_client._errors import GpuPoolError, NotAllowed, OverQuota, PoolUnreachable
-from gpu_pool_client._giving_back import WAITS, giving_back
 from gpu_pool_client._leases import EndReason, Holder, Lease, LeaseState
 from gpu_pool_client._operations import operation_of
 from gpu_pool_client._pods import KernelPod
@@ -27,6 +26,7 @@ from gpu_pool_client._remote.exchange import ServiceAnswer
 from gpu_pool_client._remote.forms import Form, form_of
 from gpu_pool_client._remote.heartbeat import lease_heartbeat
 from gpu_pool_client._requests import SliceRequest
+from gpu_pool_client._retries import WAITS, giving_back
 
 P = ParamSpec("P")
 T = TypeVar("T")

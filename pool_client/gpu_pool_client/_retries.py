@@ -1,21 +1,21 @@
-"""Giving back what a pool did not hear of, whatever becomes of who asked for it.
+"""Trying again what a pool, a cluster or a service could not do now: the pauses, and what is given back.
 
 A request must not outlive its asker. A pool that is restarting or away does not hear that one is withdrawn,
 or a lease given back. Where the lease lives as long as a server that asked for it, as one in the queue does,
-nothing else would end it for days. So it is tried again and again on the background loop; at the end of the
-process what it keeps alive ends by itself.
+nothing else would end it for days. So giving back is tried again and again on the background loop; at the end
+of the process what it keeps alive ends by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Final
 
 from gpu_pool_client._background import background_loop, in_background
-from gpu_pool_client._backoff import Backoff
 from gpu_pool_client._errors import OverQuota, PoolUnreachable
 from gpu_pool_client._log import get_logger
 
@@ -26,6 +26,38 @@ WAITS: Final = 5.0
 #: Seconds to leave a pool alone that was just away, and one that has been away for long.
 _SOON: Final = 2.0
 _SELDOM: Final = 30.0
+
+
+class Backoff:
+    """Pauses in seconds, each twice as long as the one before: from ``first``, to ``longest`` at most.
+
+    With ``spread``, each is up to that part shorter, by chance, so that many who failed at the same moment
+    do not come back at the same moment.
+    """
+
+    def __init__(self, first: float, longest: float, *, spread: float = 0.0) -> None:
+        self._first, self._longest, self._spread = first, longest, spread
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again with the first pause: an attempt has succeeded."""
+        self._next = self._first
+        #: Whether there was no pause since the last success.
+        self.is_fresh = True
+
+    def pause(self) -> float:
+        """Return the next pause."""
+        now, self._next = self._next, min(2 * self._next, self._longest)
+        self.is_fresh = False
+        return self.shortened(now)
+
+    def shortened(self, seconds: float) -> float:
+        """Return a pause of another length, spread like the others."""
+        return seconds * random.uniform(1 - self._spread, 1)  # noqa: S311 - no secret
+
+    async def wait(self) -> None:
+        """Sleep for the next pause."""
+        await asyncio.sleep(self.pause())
 
 
 class GivingBack:

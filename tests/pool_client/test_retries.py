@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_pool_client._backoff import Backoff
+from gpu_pool_client._retries import Backoff
 
 
 def test_each_pause_is_twice_as_long_up_to_the_longest() -> None:
