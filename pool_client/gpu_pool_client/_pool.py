@@ -20,7 +20,7 @@ from gpu_pool_client._devices import DeviceStatus
 from gpu_pool_client._errors import BadRequest, PoolUnreachable
 from gpu_pool_client._lease_operations import LeaseOperations
 from gpu_pool_client._leases import EndedLease, EndReason, Holder, Lease, LeaseState, Outlook, PoolStatus
-from gpu_pool_client._nodes import MemoryMove, MoveResult, PodDeviceUse
+from gpu_pool_client._pods import MemoryMove, MoveResult, PodDeviceUse
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     NODE_AGENTS,
