@@ -33,8 +33,17 @@ from gpu_pool_client._leases import (
     Terms,
     WhenIdle,
 )
-from gpu_pool_client._pods import MemoryMove, MoveOutcome, MoveResult, MoveVerb, PodDeviceUse
-from gpu_pool_client._pods import Beginning, KernelCommand, KernelPod, PodPhase
+from gpu_pool_client._pods import (
+    Beginning,
+    KernelCommand,
+    KernelPod,
+    MemoryMove,
+    MoveOutcome,
+    MoveResult,
+    MoveVerb,
+    PodDeviceUse,
+    PodPhase,
+)
 from gpu_pool_client._pool import Pool, connect
 from gpu_pool_client._processes import Process
 from gpu_pool_client._requests import (

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
-from dataclasses import dataclass
-from enum import Enum
 
 #: Tells a kernel that a pool has started it in a pod: ``%gpu use`` then sends a message.
 POD_VARIABLE: Final = "GPU_POOL_POD"

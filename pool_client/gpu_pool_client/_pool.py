@@ -20,7 +20,6 @@ from gpu_pool_client._devices import DeviceStatus
 from gpu_pool_client._errors import BadRequest, PoolUnreachable
 from gpu_pool_client._lease_operations import LeaseOperations
 from gpu_pool_client._leases import EndedLease, EndReason, Holder, Lease, LeaseState, Outlook, PoolStatus
-from gpu_pool_client._pods import MemoryMove, MoveResult, PodDeviceUse
 from gpu_pool_client._operations import (
     ADMINISTRATORS,
     NODE_AGENTS,
@@ -33,6 +32,7 @@ from gpu_pool_client._operations import (
     operation,
     operations_of,
 )
+from gpu_pool_client._pods import MemoryMove, MoveResult, PodDeviceUse
 from gpu_pool_client._processes import Process, account_of
 from gpu_pool_client._requests import SliceRequest, parse_request
 

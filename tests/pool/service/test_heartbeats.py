@@ -16,8 +16,7 @@ import pytest
 from gpu_pool.service.heartbeats import Heartbeats, is_remote_process, remote_process
 from gpu_pool_client import EndReason, Holder, LeaseState, Pool, Process, connect, parse_request
 from gpu_pool_client._processes import boot_id
-from gpu_pool_client._remote.client import RemotePool
-from gpu_pool_client._remote.heartbeat import lease_heartbeat
+from gpu_pool_client._remote.client import RemotePool, lease_heartbeat
 from support.hub import Hub, HubService, serving_hub
 from support.pools import ME, embedded, running, take
 from support.service import ForkServer, asking
