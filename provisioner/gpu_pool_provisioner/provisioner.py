@@ -53,9 +53,17 @@ from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import BATCH_VARIABLE, COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner import advice
 from gpu_pool_provisioner.driver import SessionDriver
-from gpu_pool_provisioner.environment import NOTICE_VARIABLE, SliceEnvironment, expected_lease, is_ipython
+from gpu_pool_provisioner.environment import (
+    NOTICE_VARIABLE,
+    SliceEnvironment,
+    command_here,
+    command_in_pod,
+    expected_lease,
+    folder_in_pod,
+    is_ipython,
+    variables_in_pod,
+)
 from gpu_pool_provisioner.forked import ForkedProcess
-from gpu_pool_provisioner.launchers import pod_command
 from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
 from gpu_pool_provisioner.launchers.process import ContinuedProcess, die_with_parent
 from gpu_pool_provisioner.pools import shared_pool
@@ -523,11 +531,11 @@ class GPUPoolProvisioner(SliceSettings):
         if self.sleep.is_asked_for or (lease is not None and lease.terms.hibernate_after):
             self.sleep.log_awake(texts.AWAKE_IN_POD)
         file = os.path.realpath(self.parent.connection_file)
-        argv = self.pod_argv or pod_command.command_in_pod(cmd, file)
-        variables = pod_command.variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
-        folder = pod_command.folder_in_pod(kwargs.get("cwd"), home_folder())
+        argv = self.pod_argv or command_in_pod(cmd, file)
+        variables = variables_in_pod(self.kernel_spec.env, kwargs["env"], self.pod_environment)
+        folder = folder_in_pod(kwargs.get("cwd"), home_folder())
         preload = tuple(self.preload or ())
-        here = pod_command.command_here(cmd, file), kwargs.get("cwd")
+        here = command_here(cmd, file), kwargs.get("cwd")
         return KernelCommand(tuple(argv), connection, variables, folder, preload, True, *here)
 
     @property

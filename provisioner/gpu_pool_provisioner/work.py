@@ -11,7 +11,7 @@ from jupyter_client.session import Session as MessageSession
 
 from gpu_pool_client import GpuPoolError, Lease, NotAllowed, PoolUnreachable, Process
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.environment import is_ipython
+from gpu_pool_provisioner.environment import is_ipython, pod_connection
 from gpu_pool_provisioner.launchers.base import (
     CannotWakeError,
     HeldLease,
@@ -25,7 +25,6 @@ from gpu_pool_provisioner.launchers.base import (
 )
 from gpu_pool_provisioner.launchers.lease_pod import LeasePod
 from gpu_pool_provisioner.launchers.pod import NotRestartedError, PodRequests, PodRun
-from gpu_pool_provisioner.launchers.pod_command import pod_connection
 from gpu_pool_provisioner.launchers.process import ProcessRun
 from gpu_pool_provisioner.pool_work import Driver, PoolWork, on_our_clock
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError

@@ -41,9 +41,8 @@ from gpu_pool_client._pool import (
 )
 from gpu_pool_client._processes import account_of
 from gpu_pool_provisioner.driver import SessionDriver
-from gpu_pool_provisioner.environment import SliceEnvironment
+from gpu_pool_provisioner.environment import SliceEnvironment, command_here, command_in_pod, folder_in_pod
 from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
-from gpu_pool_provisioner.launchers.pod_command import command_here, command_in_pod, folder_in_pod
 from gpu_pool_provisioner.launchers.process import die_with_parent, ended
 from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy.backend import BackendConnection

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_provisioner.launchers.pod_command import command_in_pod, folder_in_pod, variables_in_pod
+from gpu_pool_provisioner.environment import command_in_pod, folder_in_pod, variables_in_pod
 
 FILE = "/home/ada/.local/share/jupyter/runtime/kernel-1.json"
 OURS = ("--ext", "gpu_pool_kernels.inkernel")

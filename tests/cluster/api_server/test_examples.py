@@ -19,7 +19,7 @@ from traitlets.config import Config
 from gpu_pool.cli import main
 from gpu_pool.cluster.manifests import COMPONENT
 from gpu_pool_client import connect
-from gpu_pool_provisioner.launchers.pod_command import PORTS
+from gpu_pool_provisioner.environment import PORTS
 from gpu_pool_provisioner.launchers.supervised import PORT
 from gpu_pool_spawner.kube import GPUPoolKubeSpawner
 from support.clusters import hami
