@@ -2,7 +2,9 @@
 
 A kernel that speaks ``ipc`` listens in a folder that is its user's alone. One that speaks only TCP listens
 where anybody may have listened before it. So it is told a loopback address and ports that nobody can guess,
-and it is looked who listens before anything is connected, and who has answered before anything is sent.
+and it is looked who listens before anything is connected, and who has answered before anything is sent: Linux
+tells everybody who listens on this machine's ports, and who is at the other end of a connection (the columns
+of ``/proc/net/tcp`` are those of proc_net_tcp.rst in its documentation).
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import math
 import os
 import secrets
 import socket
+import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,10 +31,15 @@ from jupyter_core.paths import jupyter_data_dir, secure_write
 from gpu_pool_provisioner.environment import is_ipython
 from gpu_pool_provisioner.folders import HeldFolder
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
-from gpu_pool_provisioner.proxy import peers
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.relay import Relay
 
+#: Whether this system tells who listens.
+_TELLS: Final = sys.platform == "linux" and os.access("/proc/net/tcp", os.R_OK)
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_ANY: Final = "0" * 8
+_LISTENS: Final = 0x0A
+_IS_CONNECTED: Final = 0x01
 #: Loopback TCP, which kernels of every language speak, on systems that have a single such address.
 _IP: Final = "127.0.0.1"
 #: Where Linux gives no ports to connections and to programs that ask for any (ip_local_port_range).
@@ -127,7 +136,7 @@ class BackendConnection:
         return {**connection, **{name: number for number, name in enumerate(port_names, 1)}}
 
     def _tcp(self) -> Mapping[str, Any]:
-        if peers.KNOWN and SUPPORTED:
+        if _TELLS and SUPPORTED:
             ip, ports = _unguessable(len(port_names))
         else:
             self._reserved = PortReservation(_IP, len(port_names))
@@ -141,7 +150,7 @@ class BackendConnection:
     @property
     def _is_checked(self) -> bool:
         """Whether others may listen in the kernel's place, and the system tells."""
-        return peers.KNOWN and self.connection["transport"] == "tcp"
+        return _TELLS and self.connection["transport"] == "tcp"
 
     def command(self, command: list[str]) -> list[str]:
         """Return a kernel's command with this connection file in place of the frontends'."""
@@ -172,14 +181,14 @@ class BackendConnection:
         """Whether another user listens where the kernel with this pid was to listen."""
         if not self._is_checked:
             return False
-        found = peers.listeners(self.connection["ip"], self._ports)
+        found = _listeners(self.connection["ip"], self._ports)
         return not _only(found, {os.getuid(), _uid_of(pid)})
 
     async def _until_it_listens(self, known: set[int]) -> list[str]:
         """Return the names of the ports on which the kernel listens: all, unless it leaves some out."""
         give_up_at = math.inf
         while True:
-            found = peers.listeners(self.connection["ip"], self._ports)
+            found = _listeners(self.connection["ip"], self._ports)
             if not _only(found, known):
                 raise PortStolenError
             listens = [name for name in port_names if found[self.connection[name]]]
@@ -191,7 +200,7 @@ class BackendConnection:
 
     async def _until_it_has_answered(self, ports: Collection[int], known: set[int]) -> None:
         while True:
-            found = peers.answerers(ports, os.getuid())
+            found = _answerers(ports, os.getuid())
             if not _only(found, known):
                 raise PortStolenError
             if all(found.values()):
@@ -237,3 +246,59 @@ def _uid_of(pid: int) -> int:
         return Path(f"/proc/{pid}").stat().st_uid
     except FileNotFoundError:
         return os.getuid()
+
+
+@dataclass(frozen=True, slots=True)
+class _Socket:
+    """One socket of this machine."""
+
+    #: As it is written there.
+    address: str
+    port: int
+    far_port: int
+    state: int
+    uid: int
+
+
+def _listeners(ip: str, ports: Collection[int]) -> dict[int, set[int]]:
+    """Return by port the ids of the users who listen there, at this IPv4 address or at all addresses."""
+    found: dict[int, set[int]] = {port: set() for port in ports}
+    address = f"{int.from_bytes(socket.inet_aton(ip), sys.byteorder):08X}"
+    for row in _rows():
+        # The last part of an IPv6 address is the IPv4 address that is mapped into it.
+        if row.state == _LISTENS and row.port in found and row.address[-8:] in (address, _ANY):
+            found[row.port].add(row.uid)
+    return found
+
+
+def _answerers(ports: Collection[int], uid: int) -> dict[int, set[int]]:
+    """Return by port the ids of those who have answered there to connections that ``uid`` has made.
+
+    A connection that nobody has taken yet is left out: to Linux it is root's, and the port of nothing.
+    """
+    rows = [row for row in _rows() if row.state == _IS_CONNECTED]
+    ours = {(row.far_port, row.port) for row in rows if row.uid == uid and row.far_port in ports}
+    found: dict[int, set[int]] = {port: set() for port in ports}
+    for row in rows:
+        if (row.port, row.far_port) in ours:
+            found[row.port].add(row.uid)
+    return found
+
+
+def _rows() -> Iterator[_Socket]:
+    for table in _TABLES:
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except FileNotFoundError:  # without IPv6
+            continue
+        for line in lines:
+            fields = line.split()
+            _, local, far, state = fields[:4]
+            inode = int(fields[9])
+            if inode or int(state, 16) == _LISTENS:
+                address = local.partition(":")[0]
+                yield _Socket(address, _port(local), _port(far), int(state, 16), int(fields[7]))
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
