@@ -15,7 +15,7 @@ from gpu_pool_client import (
     TimedOut,
     parse_request,
 )
-from gpu_pool_provisioner.kernelspecs import config_of
+from gpu_pool_provisioner.jupyter_files import config_of
 from gpu_pool_provisioner.settings import kernel_name
 
 E = TypeVar("E", bound=GpuPoolError)

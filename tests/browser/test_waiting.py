@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 
 from browser.conftest import Snap
 from gpu_pool_client import Holder, LeaseState, connect, parse_request
-from gpu_pool_provisioner.wait_notices import MARK
+from gpu_pool_provisioner.jupyter_files import NOTICE_MARK
 from support.jupyter_env import eventually
 from support.lab import Lab
 from support.lab_extension import extension
@@ -86,7 +86,7 @@ async def test_what_another_program_has_saved_of_a_wait_goes_when_the_notebook_i
     page: Page, lab: Lab, tmp_path: Path
 ) -> None:
     notice = nbformat.v4.new_output(
-        "display_data", {"text/plain": "Waiting for a GPU slice of 2%."}, metadata=MARK
+        "display_data", {"text/plain": "Waiting for a GPU slice of 2%."}, metadata=NOTICE_MARK
     )
     other = nbformat.v4.new_output("stream", text="well\n")
     cell = nbformat.v4.new_code_cell("1", outputs=[notice, other])

@@ -182,5 +182,5 @@ def test_where_nobody_asks_nothing_is_loaded(
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ("gpu_pool_client" in done.stdout.split()) == loaded, done.stderr
     if not loaded:
-        parts = ("", ".server", ".kernelspecs", ".wait_notices", ".server.extension")
+        parts = ("", ".server", ".jupyter_files", ".server.extension")
         assert done.stdout.split() == [f"gpu_pool_provisioner{part}" for part in parts]

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import zmq
 from jupyter_client.session import DELIM, Session
 
-from gpu_pool_provisioner.wait_notices import MARK
+from gpu_pool_provisioner.jupyter_files import NOTICE_MARK
 
 Message = dict[str, Any]
 
@@ -147,7 +147,7 @@ def display(text: str, display_id: str) -> dict[str, Any]:
         "text/plain": textwrap.fill(text, _COLUMNS),
         "text/html": f"<div>{escape(text, quote=False)}</div>",
     }
-    return {"data": data, "metadata": MARK, "transient": {"display_id": display_id}}
+    return {"data": data, "metadata": NOTICE_MARK, "transient": {"display_id": display_id}}
 
 
 def error(name: str, text: str) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 
-from gpu_pool_provisioner.kernelspecs import config_of
-from gpu_pool_provisioner.wait_notices import before_saving
+from gpu_pool_provisioner.jupyter_files import before_saving, config_of
 
 #: The provisioner's section in the server's configuration.
 _SECTION: Final = "GPUPoolProvisioner"

@@ -22,7 +22,7 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from gpu_pool_provisioner.kernelspecs import config_of
+from gpu_pool_provisioner.jupyter_files import config_of
 
 if TYPE_CHECKING:
     from gpu_pool_provisioner.server.slices import Slices

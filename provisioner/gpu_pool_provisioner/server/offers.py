@@ -26,7 +26,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_client._background import in_background
 from gpu_pool_client._free import cut, free_now
-from gpu_pool_provisioner.kernelspecs import config_of
+from gpu_pool_provisioner.jupyter_files import config_of
 from gpu_pool_provisioner.pools import shared_pool
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.server.model import expected_wait

@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from gpu_pool_provisioner.wait_notices import MARK, remove_notices
+from gpu_pool_provisioner.jupyter_files import NOTICE_MARK, remove_notices
 from support.jupyter_env import JupyterEnv
 from support.slice_pages import PagesServer, cells
 
@@ -24,7 +24,7 @@ def shown(data: str, **metadata: Any) -> dict[str, Any]:
 
 def test_notices_alone_are_left_out() -> None:
     others = [shown("Waiting for Godot."), {"output_type": "stream", "name": "stdout", "text": "well\n"}]
-    notebook = notebook_with(others[0], shown("Waiting for a GPU slice of 2%.", **MARK), others[1])
+    notebook = notebook_with(others[0], shown("Waiting for a GPU slice of 2%.", **NOTICE_MARK), others[1])
     remove_notices(notebook)
     assert notebook["cells"][1]["outputs"] == others
     assert notebook == notebook_with(*others) | {"cells": notebook["cells"]}

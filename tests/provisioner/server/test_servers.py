@@ -43,11 +43,10 @@ def test_a_server_without_kernels_of_ours_loads_next_to_nothing(jupyter_env: Jup
     done = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
         "gpu_pool_provisioner",
-        "gpu_pool_provisioner.kernelspecs",
+        "gpu_pool_provisioner.jupyter_files",
         "gpu_pool_provisioner.server",
         "gpu_pool_provisioner.server.extension",
         "gpu_pool_provisioner.server.handlers",
-        "gpu_pool_provisioner.wait_notices",
     ]
 
 
