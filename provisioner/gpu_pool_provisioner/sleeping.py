@@ -103,7 +103,7 @@ class Sleep:
 
     async def _find_left(self, driver: SessionDriver, notebook: str, is_first: bool) -> None:
         """Let a session begin with the kernel of its notebook that another server has left, if one has."""
-        from gpu_pool_provisioner.hibernation import notices
+        from gpu_pool_provisioner.hibernation.giving_way import take_notice
         from gpu_pool_provisioner.hibernation.kept import KeptKernel
         from gpu_pool_provisioner.hibernation.left import Owner
 
@@ -113,7 +113,7 @@ class Sleep:
         if owner is None or not is_first:
             return
         kept = await asyncio.to_thread(KeptKernel.claimed, self._program, owner)
-        told = await asyncio.to_thread(notices.take, owner)
+        told = await asyncio.to_thread(take_notice, owner)
         if kept is not None and kept.image is not None:
             driver.kept, image, now = kept, kept.image, time.time()
             on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)
@@ -244,7 +244,7 @@ class Sleep:
 
     async def note_not_left(self, why: str) -> None:
         """Have its notebook told next time that it ended with its server; ``why`` in sentences."""
-        from gpu_pool_provisioner.hibernation import notices
+        from gpu_pool_provisioner.hibernation.giving_way import write_notice
 
         if self._owner is not None:
-            await asyncio.to_thread(notices.write, self._owner, time.time(), "", texts.not_left(why))
+            await asyncio.to_thread(write_notice, self._owner, time.time(), "", texts.not_left(why))
