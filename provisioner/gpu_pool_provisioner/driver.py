@@ -475,7 +475,7 @@ class SessionDriver:
             case effects.HoldSilently():
                 if self._do.front:
                     self._do.pending.hold_all(answering=False)
-            case effects.Hold():
+            case effects.HoldAll():
                 self._do.pending.hold_all()
             case effects.HoldUnanswered():
                 self._hold_unanswered()

@@ -168,7 +168,7 @@ class World:
                 assert not self.is_relayed
                 self.held += self.passed_on
                 self.passed_on = 0
-            case effects.Hold() | effects.HoldWork():
+            case effects.HoldAll() | effects.HoldWork():
                 # What the kernel works on already goes on.
                 self.is_relayed = False
             case effects.PassOn():

@@ -125,7 +125,7 @@ def _without_kernel(session: Session, untold: str, reason: EndReason) -> Outcome
     ending = replace(
         _bare(session), state=State.ENDING, then=State.WITHOUT_SLICE, ends_as=reason, untold=untold
     )
-    return ending, (do.Hold(), do.EndKernel(reads_last=True))
+    return ending, (do.HoldAll(), do.EndKernel(reads_last=True))
 
 
 def died(session: Session, event: on.Died, now: float) -> Outcome:

@@ -35,7 +35,7 @@ class HoldSilently(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Effect):
+class HoldAll(Effect):
     """Hold what is submitted. What the kernel still says is passed on."""
 
 

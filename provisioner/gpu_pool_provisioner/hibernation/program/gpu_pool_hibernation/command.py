@@ -14,7 +14,7 @@ from importlib import import_module
 
 from .callers import read_request, settings_for, who_calls
 from .folders import ID, is_held, locked, remove_kernel
-from .values import Call, Refused, System
+from .values import Call, Refusal, System
 
 #: Each verb: where it is done, and whether it names a kernel. That is imported for this verb alone, so that
 #: others begin earlier, and before anything is done.
@@ -43,7 +43,7 @@ def perform(arguments: Sequence[str], system: System) -> int:
         call = Call(system, settings_for(system, caller, request), caller, request)
         folder = call.settings.folder
         answer = do(call, kernel)
-    except (Refused, OSError) as error:
+    except (Refusal, OSError) as error:
         _audit(f"{words!a} for uid {uid}: refused")
         return _refuse(error, words, folder)
     kernel = kernel or str(answer.get("id", ""))
@@ -52,21 +52,21 @@ def perform(arguments: Sequence[str], system: System) -> int:
     if "first" in answer:  # it was launched or restored
         os.waitpid(int(str(answer["first"])), 0)
         path = os.path.join(call.settings.folder, kernel)
-        with suppress(Refused, OSError), locked(path):
+        with suppress(Refusal, OSError), locked(path):
             if not is_held(path) and not os.path.isdir(f"{path}/image"):
                 remove_kernel(path)
     return 0
 
 
 def _asked(arguments: Sequence[str]) -> tuple[Callable[[Call, str], dict[str, object]], str]:
-    """Return what is to be done, and with which kernel; "" for none. Raises ``Refused``."""
+    """Return what is to be done, and with which kernel; "" for none. Raises ``Refusal``."""
     verb, *rest = arguments or ("",)
     where, names_kernel = _VERBS.get(verb, ("", False))
     if not where or len(rest) != names_kernel:
-        raise Refused(f"accepted are {', '.join(_VERBS)}; dump, restore, note and remove with an ID")
+        raise Refusal(f"accepted are {', '.join(_VERBS)}; dump, restore, note and remove with an ID")
     kernel = rest[0] if rest else ""
     if names_kernel and not ID.fullmatch(kernel):
-        raise Refused(f"{kernel[:60]!r} is no kernel's ID")
+        raise Refusal(f"{kernel[:60]!r} is no kernel's ID")
     module, _, name = where.partition(".")
     do: Callable[[Call, str], dict[str, object]] = getattr(import_module(f".{module}", __package__), name)
     return do, kernel
@@ -77,9 +77,9 @@ def _audit(line: str) -> None:
     syslog.syslog(line)
 
 
-def _refuse(error: Refused | OSError, words: str, folder: str) -> int:
+def _refuse(error: Refusal | OSError, words: str, folder: str) -> int:
     """Say why something is not done, in a sentence; return 1. Kernels sleep in ``folder``."""
-    if isinstance(error, Refused):
+    if isinstance(error, Refusal):
         _say({"ok": False, "error": str(error), **error.more})
     else:
         _say({"ok": False, "error": _in_words(error, words, folder), "errno": error.errno or 0})

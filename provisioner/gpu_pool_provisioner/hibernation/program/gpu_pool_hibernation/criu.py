@@ -9,7 +9,7 @@ from contextlib import suppress
 from .callers import untrusted
 from .folders import folder_of
 from .running import OF_CRIU, SYS_ADMIN, execute
-from .values import VERSION, Call, Caller, Refused
+from .values import VERSION, Call, Refusal, SudoUser
 
 #: The oldest CRIU with which this was seen to work on today's kernels.
 OLDEST = (4, 1)
@@ -45,14 +45,14 @@ def why_not(call: Call) -> str:
                 return f"this system allows no {kind} namespaces: set {setting} (sysctl) to more than 0."
     try:
         folder_of(call)
-    except Refused as error:
+    except Refusal as error:
         return f"{error}."
     if not os.path.exists(criu := call.settings.criu):
         oldest = ".".join(map(str, OLDEST))
         return f"there is no {criu}: install CRIU {oldest} or newer, or say where it is."
     try:
         version = _version(call)
-    except Refused as error:
+    except Refusal as error:
         return f"{error}."
     if version < OLDEST:
         has = f"is {version[0]}.{version[1]}" if version else "does not say its version"
@@ -64,15 +64,15 @@ def why_not(call: Call) -> str:
 
 
 def _version(call: Call) -> tuple[int, ...]:
-    """Return CRIU's version, its first two numbers; nothing where it does not say it. Raises ``Refused``."""
+    """Return CRIU's version, its first two numbers; nothing where it does not say it. Raises ``Refusal``."""
     found = re.search(rb"Version: (\d+)\.(\d+)", said_by(call, "--version")[1])
     return (int(found[1]), int(found[2])) if found else ()
 
 
 def open_criu(call: Call) -> int:
-    """Open CRIU. Raises ``Refused`` where others can change what would get capabilities."""
+    """Open CRIU. Raises ``Refusal`` where others can change what would get capabilities."""
     if call.caller.uid != 0 and (why := untrusted(call.settings.criu)):
-        raise Refused(why)
+        raise Refusal(why)
     return os.open(call.settings.criu, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -90,7 +90,7 @@ def said_by(call: Call, *words: str) -> tuple[int, bytes]:
     return os.waitpid(pid, 0)[1], said
 
 
-def way_of(caller: Caller) -> list[str]:
+def way_of(caller: SudoUser) -> list[str]:
     """Return what CRIU is told where its user is not root."""
     return ["--unprivileged"] if caller.uid else []
 

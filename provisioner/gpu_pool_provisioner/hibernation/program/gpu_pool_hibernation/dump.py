@@ -33,7 +33,7 @@ from .images import finished
 from .keeping import described, keep_note
 from .processes import Living, connected, let_go_on, living, living_kernel, needs_of, pids_in, verify
 from .running import LONGEST, NEWNS, NEWPID, OF_CRIU, PDEATHSIG, ROOT, become, execute, libc, prctl
-from .values import MIB, Call, Caller, Refused
+from .values import MIB, Call, Refusal, SudoUser
 
 #: What an image may take beyond a tenth more than its kernel's memory.
 _MARGIN = 64 << 20
@@ -42,7 +42,7 @@ _GIVES_UP_WITHIN = 10.0
 
 
 def dump(call: Call, kernel: str) -> dict[str, object]:
-    """Write a kernel to disk, and end it. Raises ``Refused``: it goes on, but where it had ended."""
+    """Write a kernel to disk, and end it. Raises ``Refusal``: it goes on, but where it had ended."""
     path = path_of(call, kernel)
     with locked(path):
         if "note" in call.request:
@@ -57,7 +57,7 @@ def dump(call: Call, kernel: str) -> dict[str, object]:
 
 
 def _dumped(call: Call, path: str, state: dict[str, Any], kept: Living) -> dict[str, Any]:
-    """Write a kernel, and leave it stopped; return what its image says. Raises ``Refused``: it goes on."""
+    """Write a kernel, and leave it stopped; return what its image says. Raises ``Refusal``: it goes on."""
     new, work = f"{path}/image.new", f"{path}/work"
     old = f"{path}/image.old"
     if any(map(os.path.isdir, (new, old))):  # a killed call may have left it stopped, and in the image, too
@@ -93,16 +93,16 @@ def _dumped(call: Call, path: str, state: dict[str, Any], kept: Living) -> dict[
 
 
 def _refuse_connected(kept: Living) -> None:
-    """Raise ``Refused`` where a kernel has connections, in other words than CRIU would."""
+    """Raise ``Refusal`` where a kernel has connections, in other words than CRIU would."""
     with suppress(OSError):  # one of its processes has just ended
         if found := connected(living(pids_in(kept.namespace))):
             named = ", ".join(f"{address} port {port}" for address, port in found[:3])
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            raise Refused(f"it has an open connection to {named}{more}: it can sleep once that is closed.")
+            raise Refusal(f"it has an open connection to {named}{more}: it can sleep once that is closed.")
 
 
 def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:
-    """Let CRIU write a kernel to a folder. Raises ``Refused``."""
+    """Let CRIU write a kernel to a folder. Raises ``Refusal``."""
     argv = ["criu", "dump", *way_of(call.caller), *BOTH, "-t", str(ROOT), "-o", "log"]
     argv += ["-D", "/proc/self/fd/5", "-W", "/proc/self/fd/6"]
     argv += ["--leave-stopped", "--ghost-limit", str(GHOST_BYTES)]
@@ -133,7 +133,7 @@ def _written(call: Call, kept: Living, new: str, work: str, most: int) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(criu, 0)[1])
     # It may have ended between two looks, and then also because the disk is full.
     if why := why or takes_too_much(call, most, new, work) or (log_says(work, status) if status else ""):
-        raise Refused(why)
+        raise Refusal(why)
 
 
 def _as_criu() -> None:
@@ -142,7 +142,7 @@ def _as_criu() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def _give_up(caller: Caller, criu: int, process: int) -> None:
+def _give_up(caller: SudoUser, criu: int, process: int) -> None:
     """End CRIU: by letting its writes fail (setrlimit(2)), so that it lets the kernel go on in good order.
 
     Killed just while its own code runs in the kernel, it would end that, too. So it is only where it does
@@ -162,7 +162,7 @@ def _give_up(caller: Caller, criu: int, process: int) -> None:
 
 
 def reserved(call: Call, path: str, needs: int) -> int:
-    """Note that an image is about to take room, and return how many bytes at most. Raises ``Refused``.
+    """Note that an image is about to take room, and return how many bytes at most. Raises ``Refusal``.
 
     Nobody waits for anybody: each notes it and looks once more, so of two that are too much one is refused,
     or both. Who would be refused has noted nothing, and is in nobody's way.
@@ -175,7 +175,7 @@ def reserved(call: Call, path: str, needs: int) -> int:
 
 
 def _refuse_without_room(call: Call, path: str, most: int) -> None:
-    """Raise ``Refused`` where an image may take more than there is room.
+    """Raise ``Refusal`` where an image may take more than there is room.
 
     Where that is not the disk's: with how many bytes are ``missing`` of what the caller's kernels may take,
     and how many of what those of its ``course`` may.
@@ -203,7 +203,7 @@ def _refuse_without_room(call: Call, path: str, most: int) -> None:
             why.append(f"of the {bound} MiB that {whose} may take on disk {left // MIB} MiB are left")
     if why:
         of_any, of_user, of_course = missing if most <= free else (0, 0, 0)
-        raise Refused(
+        raise Refusal(
             f"its image may take {most // MIB} MiB, and {'; '.join(why)}.",
             missing=max(of_any, of_user),
             of_course=of_course,

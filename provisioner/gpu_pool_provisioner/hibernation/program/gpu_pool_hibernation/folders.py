@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from .callers import untrusted
-from .values import VERSION, Call, Refused
+from .values import VERSION, Call, Refusal
 
 ID = re.compile("[0-9a-f]{32}", re.ASCII)
 HEADER, STATE, NOTE, _LOCK, NEEDS = "header.json", "kernel.json", "note.json", "lock", "needs"
@@ -25,11 +25,11 @@ LOOK_EVERY = 0.05
 
 @contextmanager
 def locked(path: str, within: float = 0) -> Iterator[None]:
-    """Hold a kernel, which the system lets go however this ends, in so many seconds. Raises ``Refused``."""
+    """Hold a kernel, which the system lets go however this ends, in so many seconds. Raises ``Refusal``."""
     give_up_at = time.monotonic() + within
     while (held := taken(path, BUSY)) is None:
         if time.monotonic() >= give_up_at:
-            raise Refused("something else is done with that kernel now")
+            raise Refusal("something else is done with that kernel now")
         time.sleep(LOOK_EVERY)
     try:
         yield
@@ -61,7 +61,7 @@ def is_held(path: str, byte: int = LIVES) -> bool:
 
 
 def folder_of(call: Call, make: bool = False) -> str:
-    """Return the folder where kernels sleep, which need not be there. Raises ``Refused``, ``OSError``."""
+    """Return the folder where kernels sleep, which need not be there. Raises ``Refusal``, ``OSError``."""
     folder = there = call.settings.folder
     if make:
         os.makedirs(folder, 0o700, exist_ok=True)
@@ -69,19 +69,19 @@ def folder_of(call: Call, make: bool = False) -> str:
         there = os.path.dirname(there)
     seen = os.stat(there)
     if call.caller.uid and (why := untrusted(there)):
-        raise Refused(why)
+        raise Refusal(why)
     if there == folder and (seen.st_uid != 0 or seen.st_mode & 0o022):
-        raise Refused(f"{folder} is not root's alone: chown root {folder}; chmod go-w {folder}")
+        raise Refusal(f"{folder} is not root's alone: chown root {folder}; chmod go-w {folder}")
     return folder
 
 
 def path_of(call: Call, kernel: str, by_root: bool = False) -> str:
-    """Return the folder of the caller's kernel, or with ``by_root`` of anybody's. Raises ``Refused``."""
+    """Return the folder of the caller's kernel, or with ``by_root`` of anybody's. Raises ``Refusal``."""
     path = os.path.join(folder_of(call), kernel)
     state = read_said(path, STATE)
     # Root lets nobody else's kernel go on: it would with root's rights.
     if not state or not (is_callers(call, state) or (by_root and call.caller.uid == 0)):
-        raise Refused("there is no such kernel of yours: its image was removed.", gone=True)
+        raise Refusal("there is no such kernel of yours: its image was removed.", gone=True)
     return path
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from .folders import HEADER, read_said, write_said
 from .processes import Living, listens, living, pids_in, tasks
 from .running import KERNEL, become, close_but
-from .values import MIB, Call, Caller, Refused
+from .values import MIB, Call, Refusal, SudoUser
 
 #: Seconds in which files of the user's must be seen.
 _SEEN_WITHIN = 10.0
@@ -38,7 +38,7 @@ def finished(call: Call, new: str, state: dict[str, Any], kept: Living) -> dict[
         os.fsync(file)
         files[name] = _digest(file)
         if kept.is_given_up:
-            raise Refused("it was ended meanwhile.")
+            raise Refusal("it was ended meanwhile.")
     header = {
         "run": state["run"],
         "pipe": state["pipe"],
@@ -55,32 +55,32 @@ def finished(call: Call, new: str, state: dict[str, Any], kept: Living) -> dict[
     write_said(new, HEADER, header)
     # What is stopped ends by nobody but who ends it, and a number may be another process's then.
     if kept.is_given_up or set(pids) - set(living(pids_in(kept.namespace))):
-        raise Refused("it was ended meanwhile.")
+        raise Refusal("it was ended meanwhile.")
     return header
 
 
 def checked(call: Call, image: str) -> dict[str, Any]:
-    """Return what an image says, once it is seen that it is whole and can go on here. Raises ``Refused``."""
+    """Return what an image says, once it is seen that it is whole and can go on here. Raises ``Refusal``."""
     if not os.path.isdir(image):
-        raise Refused("its image was removed.", gone=True)
+        raise Refusal("its image was removed.", gone=True)
     header, files = read_said(image, HEADER), {}
     if not header:
-        raise Refused("what is on disk cannot be read, or another version of this program has written it.")
+        raise Refusal("what is on disk cannot be read, or another version of this program has written it.")
     for name in os.listdir(image):
         if name != HEADER:
             files[name] = _digest(os.open(f"{image}/{name}", os.O_RDONLY | os.O_NOFOLLOW))
     if files != header["files"]:
-        raise Refused("what is on disk is damaged: it is not what was written.")
+        raise Refusal("what is on disk is damaged: it is not what was written.")
     if header["cpu"] != cpu():
-        raise Refused("this machine has another processor than the one on which it fell asleep.")
+        raise Refusal("this machine has another processor than the one on which it fell asleep.")
     if lost := sorted(set(header["groups"]) - set(call.caller.groups)) if call.caller.uid else []:
-        raise Refused(
+        raise Refusal(
             f"your account is no longer in the group {lost[0]}, in which it was when the kernel fell asleep."
         )
     folders = header.get("folders", [])
     seen = _seen([*header["mapped"], *header["opened"], *folders], call.caller)
     if gone := [each for each in folders if not seen[each]]:
-        raise Refused(f"the folder {gone[0]}, in which it was, is gone.")
+        raise Refusal(f"the folder {gone[0]}, in which it was, is gone.")
     changed = {path for path, was in header["mapped"].items() if seen[path][:2] != was}
     changed |= {path for path, size in header["opened"].items() if seen[path][:1] != [size]}
     if changed:
@@ -88,7 +88,7 @@ def checked(call: Call, image: str) -> dict[str, Any]:
         named = (
             f"{len(others) + 1} files that it uses (such as {first}) have" if others else f"the file {first}"
         )
-        raise Refused(f"{named} changed, or went, while it slept.")
+        raise Refusal(f"{named} changed, or went, while it slept.")
     return header
 
 
@@ -102,10 +102,10 @@ def _digest(file: int) -> list[object]:
     return [size, digest.hexdigest()]
 
 
-def _seen(paths: Sequence[str], caller: Caller) -> dict[str, list[int]]:
+def _seen(paths: Sequence[str], caller: SudoUser) -> dict[str, list[int]]:
     """Return files' bytes, when they changed, and whether they are regular ones, as the user sees them.
 
-    By a process of its own: a file system of the user's may never answer. Raises ``Refused``.
+    By a process of its own: a file system of the user's may never answer. Raises ``Refusal``.
     """
     told, says = os.pipe()
     pid = os.fork()
@@ -126,10 +126,10 @@ def _seen(paths: Sequence[str], caller: Caller) -> dict[str, list[int]]:
                 with suppress(ValueError):
                     seen: dict[str, list[int]] = json.loads(said)
                     return seen
-                raise Refused("the files that it uses could not be looked at.")
+                raise Refusal("the files that it uses could not be looked at.")
             said += read
     os.kill(pid, signal.SIGKILL)  # and is not waited for: the system may wait for the file system
-    raise Refused(f"a file system with files that it uses has not answered within {_SEEN_WITHIN:g} seconds.")
+    raise Refusal(f"a file system with files that it uses has not answered within {_SEEN_WITHIN:g} seconds.")
 
 
 def _identity(path: str) -> list[int]:
@@ -139,7 +139,9 @@ def _identity(path: str) -> list[int]:
     return []
 
 
-def _files_of(pids: Sequence[int], caller: Caller) -> tuple[dict[str, list[int]], dict[str, int], list[str]]:
+def _files_of(
+    pids: Sequence[int], caller: SudoUser
+) -> tuple[dict[str, list[int]], dict[str, int], list[str]]:
     """Return the files that processes have mapped, regular ones that they have open, and their folders."""
     folders = {os.readlink(f"/proc/{pid}/cwd") for pid in pids}
     mapped: set[str] = set()

@@ -25,7 +25,7 @@ from .folders import (
     write_said,
 )
 from .processes import boot_id, let_go_on, living_kernel, start_of, status_of
-from .values import Call, Caller, Refused
+from .values import Call, Refusal, SudoUser
 
 #: Bytes of a note.
 _LONGEST_NOTE = 64 << 10
@@ -54,7 +54,7 @@ def _settle(path: str, within: float | None = None) -> None:
     is waited for so many seconds.
     """
     if _is_left(path) or _is_named_late(path):
-        with suppress(Refused), locked(path):
+        with suppress(Refusal), locked(path):
             if _is_named_late(path):
                 erase(f"{path}/image")
                 os.rename(f"{path}/image.new", f"{path}/image")
@@ -92,12 +92,12 @@ def keep_note(call: Call, path: str) -> None:
     note, server = call.request.get("note"), call.request.get("server", 0)
     is_note = isinstance(note, dict) and not _is_deep(note) and len(json.dumps(note)) <= _LONGEST_NOTE
     if not is_note or type(server) is not int:
-        raise Refused(
+        raise Refusal(
             f"note must be an object of at most {_LONGEST_NOTE} bytes as JSON and {_DEEPEST} levels, "
             "and server a pid"
         )
     if server and call.caller.uid and not _is_of(server, call.caller):
-        raise Refused("server must be the pid of a process of yours")
+        raise Refusal("server must be the pid of a process of yours")
     write_said(path, NOTE, {"note": note, "server": [server, start_of(server), boot_id()]})
 
 
@@ -109,7 +109,7 @@ def _is_deep(note: object) -> bool:
     return bool(level)
 
 
-def _is_of(pid: int, caller: Caller) -> bool:
+def _is_of(pid: int, caller: SudoUser) -> bool:
     with suppress(OSError):
         return status_of(pid)["Uid"][0] == str(caller.uid)
     return False
@@ -137,7 +137,7 @@ def remove_image(call: Call, kernel: str) -> dict[str, object]:
         with suppress(FileNotFoundError):
             os.rename(f"{path}/image", f"{path}/image.old")
         if is_left:  # it has all that the image had
-            with suppress(Refused), living_kernel(read_said(path, STATE)["run"]) as kept:
+            with suppress(Refusal), living_kernel(read_said(path, STATE)["run"]) as kept:
                 let_go_on(kept.namespace)
         for name in ("image.new", "image.old"):
             erase(f"{path}/{name}")

@@ -11,7 +11,7 @@ from .folders import LIVES, STATE, folder_of, remove_kernel, taken, write_said
 from .keeping import sweep
 from .processes import boot_id, kernel_of, namespace_of, start_of, verify
 from .running import SUBREAPER, execute, in_namespaces, prctl
-from .values import Call, Refused
+from .values import Call, Refusal
 
 #: The kernel's parent: reaps what others leave behind, and goes to disk with it. What it has to start with is
 #: open as 3, the kernel's output, and as 4, where it says that the kernel could not be run.
@@ -37,17 +37,17 @@ while os.wait()[0] != kernel:
 
 
 def launch(call: Call, _: str) -> dict[str, object]:
-    """Run a kernel that may sleep; return its ID, and its pid. Raises ``Refused``."""
+    """Run a kernel that may sleep; return its ID, and its pid. Raises ``Refusal``."""
     argv, cwd, umask = (call.request.get(name) for name in ("argv", "cwd", "umask"))
     environment = call.request.get("env")
     texts = (
         [argv, list(environment) + list(environment.values())] if isinstance(environment, dict) else [None]
     )
     if not argv or not all(isinstance(each, list) and all(map(_is_text, each)) for each in texts):
-        raise Refused("argv must be a list of texts, and env an object of them, all without zero bytes")
+        raise Refusal("argv must be a list of texts, and env an object of them, all without zero bytes")
     assert isinstance(environment, dict)
     if not isinstance(cwd, str) or "\0" in cwd or type(umask) is not int or not 0 <= umask <= 0o777:
-        raise Refused("cwd must be a path, and umask a number up to 511")
+        raise Refusal("cwd must be a path, and umask a number up to 511")
     folder = folder_of(call, make=True)
     sweep(call)
     kernel = os.urandom(16).hex()
@@ -89,10 +89,10 @@ def _is_text(given: object) -> bool:
 
 
 def hold(path: str) -> int:
-    """Hold a kernel for as long as it lives. Raises ``Refused`` where it does already."""
+    """Hold a kernel for as long as it lives. Raises ``Refusal`` where it does already."""
     held = taken(path, LIVES)
     if held is None:
-        raise Refused("it goes on already.")
+        raise Refusal("it goes on already.")
     return held
 
 
@@ -108,7 +108,7 @@ def begin(
             number, _, text = said.partition(" ")
             errno = int(number) if number.isdigit() else 0
             command = text.partition(": ")[2]  # of the kernel, where that is what could not be run
-            raise Refused(text or f"it ended with {said}.", errno=errno, command=command)  # noqa: TRY301 - as what follows
+            raise Refusal(text or f"it ended with {said}.", errno=errno, command=command)  # noqa: TRY301 - as what follows
         kernel = kernel_of(first)
         verify(namespace_of(first), call.caller)
         run = {"first": first, "started": start_of(first), "boot": boot_id()}

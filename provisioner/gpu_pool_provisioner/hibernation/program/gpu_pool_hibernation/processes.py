@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from .running import KERNEL, ROOT
-from .values import Caller, Refused
+from .values import Refusal, SudoUser
 
 _GET_USERNS = 0xB701
 #: From socket(2).
@@ -63,8 +63,8 @@ def status_of(pid: int, task: str = "") -> dict[str, list[str]]:
     return {name.decode(): value.decode().split() for name, _, value in lines[1:]}
 
 
-def verify(namespace: str, caller: Caller) -> None:
-    """Raise ``Refused`` where a process of a namespace has more rights than the caller."""
+def verify(namespace: str, caller: SudoUser) -> None:
+    """Raise ``Refusal`` where a process of a namespace has more rights than the caller."""
     for pid in pids_in(namespace) if caller.uid else ():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             status = status_of(pid)
@@ -74,18 +74,18 @@ def verify(namespace: str, caller: Caller) -> None:
             groups = set(map(int, status["Groups"])) <= {*caller.groups, caller.gid}
             none = all(int(status[f"Cap{which}"][0], 16) == 0 for which in ("Inh", "Prm", "Eff", "Amb"))
             if not (same and groups and none and status["NoNewPrivs"] == ["1"]):
-                raise Refused("a process of the kernel has other rights than its user")
+                raise Refusal("a process of the kernel has other rights than its user")
 
 
 def kernel_of(first: int) -> int:
-    """Return the pid of the kernel, as we know it. Raises ``Refused`` where it has ended."""
+    """Return the pid of the kernel, as we know it. Raises ``Refusal`` where it has ended."""
     pid = first
     for number in (ROOT, KERNEL):
         with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
             children = [int(each) for each in file.read().split()]
             pid = next((each for each in children if status_of(each)["NSpid"][-1] == str(number)), 0)
     if not pid or pid == first:
-        raise Refused("it ended at once")
+        raise Refusal("it ended at once")
     return pid
 
 
@@ -113,7 +113,7 @@ class Living(NamedTuple):
 
 @contextmanager
 def living_kernel(run: dict[str, Any]) -> Iterator[Living]:
-    """Hold a kernel by its first process. Raises ``Refused`` where it has ended, or is none of ours."""
+    """Hold a kernel by its first process. Raises ``Refusal`` where it has ended, or is none of ours."""
     number, opened = run["first"], []
     try:
         with suppress(ProcessLookupError, FileNotFoundError):
@@ -123,14 +123,14 @@ def living_kernel(run: dict[str, Any]) -> Iterator[Living]:
             opened.extend(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths)
         # While it has not ended its number is nobody else's: so what was opened by that is its own.
         if len(opened) < 3 or select.select(opened[:1], [], [], 0)[0]:
-            raise Refused("it has ended")
+            raise Refusal("it has ended")
         first, pids, mounts = opened
         ours, *own = (os.stat(f"/proc/self/ns/{kind}") for kind in ("user", "pid", "mnt"))
         for each in (pids, mounts):
             opened.append(fcntl.ioctl(each, _GET_USERNS))
             is_own = any(os.path.samestat(os.fstat(each), mine) for mine in own)
             if is_own or not os.path.samestat(os.fstat(opened[-1]), ours):
-                raise Refused("it is not in namespaces that this program has made")
+                raise Refusal("it is not in namespaces that this program has made")
         yield Living(first, pids, mounts, f"pid:[{os.fstat(pids).st_ino}]")
     finally:
         for each in opened:

@@ -9,11 +9,11 @@ from .folders import erase, locked, path_of
 from .images import checked
 from .launch import begin, hold
 from .running import OF_CRIU, execute
-from .values import Call, Refused
+from .values import Call, Refusal
 
 
 def restore(call: Call, kernel: str) -> dict[str, object]:
-    """Let a kernel go on from its image, which stays. Raises ``Refused``."""
+    """Let a kernel go on from its image, which stays. Raises ``Refusal``."""
     path = path_of(call, kernel)
     image, work = f"{path}/image", f"{path}/work"
     with locked(path):
@@ -40,8 +40,8 @@ def restore(call: Call, kernel: str) -> dict[str, object]:
 
         try:
             goes_on = begin(call, path, starts, output, written, held, "0")
-        except Refused as error:
-            raise Refused(log_says(work, 1) if os.path.exists(f"{work}/log") else str(error)) from None
+        except Refusal as error:
+            raise Refusal(log_says(work, 1) if os.path.exists(f"{work}/log") else str(error)) from None
         finally:
             erase(work)
         os.utime(path)

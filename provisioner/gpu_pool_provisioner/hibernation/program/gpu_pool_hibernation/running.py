@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from .values import Caller
+from .values import SudoUser
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 #: Seconds that CRIU may take at most.
@@ -42,7 +42,7 @@ def prctl(option: int, *values: int) -> None:
     libc("prctl", option, *(ctypes.c_ulong(each) for each in (*values, 0, 0, 0, 0)[:4]))
 
 
-def become(caller: Caller, keeps: Sequence[int] = ()) -> None:
+def become(caller: SudoUser, keeps: Sequence[int] = ()) -> None:
     """Become the user for good, with no capability but those. Root stays what it is."""
     if caller.uid == 0:
         return
@@ -66,7 +66,7 @@ def become(caller: Caller, keeps: Sequence[int] = ()) -> None:
 def execute(
     program: str | int,
     argv: Sequence[str],
-    caller: Caller,
+    caller: SudoUser,
     keeps: Sequence[int],
     opens: dict[int, int],
     passes: Sequence[int] = (),
@@ -98,7 +98,7 @@ def execute(
 
 
 def in_namespaces(
-    starts: Callable[[int], int], caller: Caller, output: int, written: int, held: int
+    starts: Callable[[int], int], caller: SudoUser, output: int, written: int, held: int
 ) -> tuple[int, str]:
     """Run something in namespaces of pids and mounts of their own, which end with it and with our input.
 
@@ -133,7 +133,7 @@ def close_but(*kept: int) -> None:
 
 
 def _be_first(
-    starts: Callable[[int], int], caller: Caller, output: int, written: int, held: int, says: int
+    starts: Callable[[int], int], caller: SudoUser, output: int, written: int, held: int, says: int
 ) -> None:
     """Be the first process of a namespace, with the caller's rights and without what they can reach.
 

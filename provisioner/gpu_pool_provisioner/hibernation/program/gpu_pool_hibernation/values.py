@@ -9,7 +9,7 @@ VERSION = 1
 MIB = 1 << 20
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """It is not done; the text says why. ``more`` is said besides."""
 
     def __init__(self, text: str, **more: object) -> None:
@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     days: int = 7
 
 
-class Caller(NamedTuple):
+class SudoUser(NamedTuple):
     """The user for whom it is done."""
 
     uid: int
@@ -52,5 +52,5 @@ class Call(NamedTuple):
 
     system: System
     settings: Settings
-    caller: Caller
+    caller: SudoUser
     request: dict[str, Any]
