@@ -220,15 +220,15 @@ class ActionHandler(PoolHandler):
         await self.answer(self._do(await self.slices(), kernel_id, action))
 
     async def _do(self, slices: Slices, kernel_id: str, action: str) -> dict[str, Any]:
-        from gpu_pool_provisioner.server import bodies
+        from gpu_pool_provisioner.server.model import EmptyBody, KeepBody, SizeBody, read_body
 
         slices.driver(kernel_id)  # of one that there is not, nothing else is of interest
         text = self.request.body
         if action == "keep":
-            return await slices.keep(kernel_id, bodies.read(bodies.KeepBody, text))
+            return await slices.keep(kernel_id, read_body(KeepBody, text))
         if action == "resize":
-            return await slices.resize(kernel_id, bodies.read(bodies.SizeBody, text))
-        bodies.read(bodies.EmptyBody, text)
+            return await slices.resize(kernel_id, read_body(SizeBody, text))
+        read_body(EmptyBody, text)
         if action == "give-back":
             return await slices.give_back(kernel_id)
         if action == "resume":

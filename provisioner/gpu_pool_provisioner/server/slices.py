@@ -18,7 +18,7 @@ from gpu_pool_client._background import background_loop, in_background
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.server import model
-from gpu_pool_provisioner.server.bodies import KeepBody, SizeBody
+from gpu_pool_provisioner.server.model import KeepBody, SizeBody
 from gpu_pool_provisioner.server.offers import Offers, check_other_size
 from gpu_pool_provisioner.server.pool_watch import PoolWatch
 from gpu_pool_provisioner.server.settings import GPUPoolServer
