@@ -112,11 +112,7 @@ async def _preloaded(pod: Supervised) -> None:
     """Return once the first template has given way to one that has imported what is preloaded."""
     kernel = await pod.pid()
     first = set(children_of(pod.process.pid)) - {kernel}
-
-    async def has_given_way() -> bool:
-        return not first & set(children_of(pod.process.pid))
-
-    await eventually(has_given_way, CELL_WITHIN)
+    await eventually(lambda: not first & set(children_of(pod.process.pid)), within=CELL_WITHIN)
 
 
 def measure(python: str, library: Library, rounds: int) -> Times:

@@ -21,7 +21,6 @@ from gpu_pool_provisioner import pools
 from support.fixtures import jupyter_env
 from support.jupyter_env import JupyterEnv, eventually
 from support.notebook_programs import assignment, ended, nbgrader, notebook, start_job, started
-from support.pools import until
 from support.service import ForkServer, serving
 from support.suites import required
 
@@ -71,7 +70,7 @@ async def longer_than_a_cell(env: JupyterEnv, seconds: int = CELL) -> None:
     """Return once somebody has been in the queue for longer than a cell may take."""
     await eventually(env.has_queue)
     (waiting, *_) = (await env.pool.status()).queue
-    await until(lambda: time.time() > waiting.requested_at + seconds)
+    await eventually(lambda: time.time() > waiting.requested_at + seconds)
 
 
 async def test_a_file_that_jupyter_run_runs_has_its_ten_seconds_whole(

@@ -23,7 +23,6 @@ from support.fixtures import jupyter_env, manager
 from support.frontend import listening
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, printed_by
 from support.old_versions import old_version
-from support.pools import until
 from support.server import Server
 from support.service import ForkServer, serving
 
@@ -71,7 +70,7 @@ async def old_service(folder: Path, variables: Mapping[str, str]) -> AsyncIterat
         env={**os.environ, **variables, "JUPYTER_CONFIG_DIR": str(folder)},
     )
     try:
-        await until(lambda: socket.exists() or process.returncode is not None)
+        await eventually(lambda: socket.exists() or process.returncode is not None)
         yield
     finally:
         process.terminate()
@@ -133,10 +132,7 @@ async def test_kernels_keep_their_slices_when_this_version_opens_the_store(
         known = {each.id: each.reason for each in await home_env.pool.history()}
         return [known[each.id] for each in (*held, *waiting) if each.id in known]
 
-    async def are_told() -> bool:
-        return len(await reasons()) == 3
-
-    await eventually(are_told)
+    await eventually(reasons, lambda seen: len(seen) == 3)
     assert {*await reasons()} == {"process-gone"}
 
 

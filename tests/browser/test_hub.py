@@ -47,7 +47,7 @@ async def hub(tmp_path: Path) -> AsyncIterator[str]:
         return "JupyterHub is now running" in log.read_text()
 
     try:
-        await eventually(runs, within=120)
+        await eventually(runs)
         yield f"http://127.0.0.1:{ports['PORT']}"
     finally:
         if process.returncode is None:

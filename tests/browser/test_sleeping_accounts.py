@@ -20,7 +20,6 @@ from support.jupyter_env import eventually
 from support.lab_extension import extension, status, told
 from support.left_kernels import cull, culler, images, output, start
 from support.notebook import choose_cell, run_cell
-from support.pools import until
 
 __all__ = ["browser", "chromium", "culler", "extension", "school"]
 
@@ -91,7 +90,7 @@ async def test_the_culler_stops_the_servers_at_night_and_in_the_morning_each_use
                 assert limits(each) == limits(server)
             await page.keyboard.press("Control+s")
             notebook = school.here(f"/home/{name}/week1.ipynb")
-            await until(lambda notebook=notebook: "svg+xml" in notebook.read_text())
+            await eventually(lambda notebook=notebook: "svg+xml" in notebook.read_text())
             await page.close()
         await cull(hub, culler, *people)
         assert images(asleep) == 2, hub.log
@@ -161,11 +160,9 @@ async def test_a_hub_that_restarts_and_a_server_that_is_killed_leave_what_sleeps
                 await page.close()
                 server.kill()
                 server.wait(60)
-
-                async def is_stopped() -> bool:
-                    return not json.loads((await hub.api("GET", "users/alice")).body)["servers"]
-
-                await eventually(is_stopped)
+                await eventually(
+                    lambda: hub.api("GET", "users/alice"), lambda seen: not json.loads(seen.body)["servers"]
+                )
                 assert not running(school, "alice")
                 await start(hub, "alice")
                 page = await opened(alice, hub, "alice")
@@ -176,7 +173,7 @@ async def test_a_hub_that_restarts_and_a_server_that_is_killed_leave_what_sleeps
                 await expect(output(page).last).to_have_text("kept: 44")
         finally:
             await hub.api("DELETE", "users/alice/server")
-            await until(lambda: not running(school, "alice"))
+            await eventually(lambda: not running(school, "alice"))
 
 
 async def test_whose_kernel_is_too_large_reads_why_and_a_removed_users_kernel_is_roots_to_remove(
@@ -192,7 +189,7 @@ async def test_whose_kernel_is_too_large_reads_why_and_a_removed_users_kernel_is
             page = await opened(alice, hub, "alice")
             await run_cell(page, "large = bytearray(400 << 20); print('kept:', len(large))", shown)
             await expect(output(page)).to_have_text(f"kept: {400 << 20}")
-            await until(lambda: "A kernel was not written to disk" in hub.log)
+            await eventually(lambda: "A kernel was not written to disk" in hub.log)
             await run_cell(page, "print('kept:', 1)", shown)
             await expect(page.locator(".jp-Notebook")).to_contain_text(
                 re.compile(

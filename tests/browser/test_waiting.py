@@ -69,11 +69,7 @@ async def test_a_page_that_is_closed_while_its_cell_waits_leaves_nothing_in_the_
 
 async def _saved(file: Path, words: str) -> str:
     """Return what is saved in a file once these words are."""
-
-    async def is_there() -> bool:
-        return words in await asyncio.to_thread(file.read_text)
-
-    await eventually(is_there)
+    await eventually(lambda: asyncio.to_thread(file.read_text), lambda found: words in found)
     return await asyncio.to_thread(file.read_text)
 
 
@@ -110,11 +106,7 @@ async def test_a_parked_kernel_comes_back_with_its_variables(
 ) -> None:
     await start_notebook(page, WHOLE)
     await run_cell(page, "kept = 42", WHOLE)
-
-    async def is_parked() -> bool:
-        return [lease["state"] for lease in (await lab.status())["leases"]] == ["parked"]
-
-    await eventually(is_parked)
+    await eventually(lab.status, lambda status: [lease["state"] for lease in status["leases"]] == ["parked"])
     async with connect() as pool:
         other = await pool.request(parse_request("1"), Holder("somebody else"), key="other")
         assert other.state is LeaseState.HELD

@@ -81,12 +81,8 @@ class Schedule:
         await self.world.mend()
         if self._under_way:
             await asyncio.wait(self._under_way)
-
-        async def is_right() -> bool:
-            return await self.laws.hold()
-
         try:
-            await eventually(is_right, within=_REST_WITHIN)
+            await eventually(lambda: self.laws.hold(), within=_REST_WITHIN)
         except AssertionError as error:
             story = "\n".join(self.told[-60:])
             raise AssertionError("\n".join([*self.laws.problems, "after", story])) from error

@@ -235,7 +235,7 @@ class World:
         self.slow_network(0.0)
         for pid in (*self.stopped, *(seen.pid for seen in self.processes())):
             self.go_on(pid)
-        await eventually(self.answers, within=120)
+        await eventually(self.answers)
 
     def revive(self) -> None:
         """Start what has ended, as a machine's system would."""

@@ -25,7 +25,7 @@ from gpu_pool_client import (
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import CARD, cluster_pool, held, start
 from support.pod_watchdog import GPU, NOMINAL, Watched
-from support.pools import eventually, until
+from support.pools import eventually
 
 #: 2% of 32 GiB.
 GRANTED = 655
@@ -243,14 +243,14 @@ async def test_a_lease_that_uses_too_much_ends_with_its_pod_and_its_user_reads_w
         seen.append(await watched.get_lease(lease))
         return seen[-1].state is LeaseState.ENDED
 
-    await eventually(has_ended, 60)
+    await eventually(has_ended, within=60)
     assert any("was granted 655MiB" in each.notice and each.interrupt_at is None for each in seen)
     asked = {each.interrupt_at for each in seen if each.state is LeaseState.HELD} - {None}
     assert len(asked) == 1, "it is interrupted once"
     assert seen[-1].end_reason is EndReason.OVER_MEMORY
     assert "Start again with a larger slice." in seen[-1].notice
     assert (await watched.get_lease(other.id)).state is LeaseState.HELD
-    await until(lambda: f"gpu-pool-{lease}-1" not in fake.named("pods"))
+    await eventually(lambda: f"gpu-pool-{lease}-1" not in fake.named("pods"))
 
 
 async def test_what_a_pod_is_told_of_its_limits_stays_true(watched: GpuPool, fake: FakeKubernetes) -> None:

@@ -10,7 +10,7 @@ from gpu_pool_client import (
     Pool,
     Process,
 )
-from support.pools import identity, key, running, take, until
+from support.pools import eventually, identity, key, running, take
 from support.service import asking
 
 
@@ -31,7 +31,7 @@ async def test_a_killed_but_unreaped_process_counts_as_gone(pool: Pool) -> None:
         seen = identity(kernel)
         await pool.attach(lease, seen)
         kernel.kill()
-        await until(lambda: not seen.is_alive())
+        await eventually(lambda: not seen.is_alive())
         assert (await pool.status()).leases == ()
 
 

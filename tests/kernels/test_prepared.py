@@ -32,19 +32,12 @@ def module(folder: Path, name: str, text: str) -> str:
 async def ready(pod: Supervised) -> SupervisorConnection:
     """Connect once everything is imported."""
     control = await pod.connect(PREPARED_KEY)
-
-    async def is_so() -> bool:
-        return not (await control._ask({"verb": "state"}))["importing"]
-
-    await eventually(is_so)
+    await eventually(lambda: control._ask({"verb": "state"}), lambda seen: not seen["importing"])
     return control
 
 
 async def until_there(marker: Path) -> None:
-    async def is_so() -> bool:
-        return await asyncio.to_thread(marker.exists)
-
-    await eventually(is_so)
+    await eventually(lambda: asyncio.to_thread(marker.exists))
 
 
 def environment_of(pid: int) -> set[bytes]:
@@ -206,11 +199,7 @@ async def test_modules_that_leave_no_process_to_fork_are_left_out(tmp_path: Path
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
     )
     async with supervised(tmp_path, "--preload=busy", prepared=True, PYTHONPATH=path) as pod:
-
-        async def has_told() -> bool:
-            return "restart without what is preloaded" in pod.log.read_text()
-
-        await eventually(has_told)
+        await eventually(lambda: "restart without what is preloaded" in pod.log.read_text())
         control = await ready(pod)
         await control.begin(pod.beginning(), within=WITHIN)
         assert await pod.value("'busy' in __import__('sys').modules") == "False"

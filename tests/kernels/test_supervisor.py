@@ -25,7 +25,7 @@ from support.cgroups import limited_memory
 from support.frameworks import write_torch
 from support.many_files import left_open
 from support.other_environment import without_our_packages
-from support.pools import eventually, until
+from support.pools import eventually
 from support.supervisors import (
     IS_FORKED,
     children_of,
@@ -304,11 +304,7 @@ async def test_signals_reach_the_kernel_and_what_it_has_started(tmp_path: Path) 
                 "try:\n    open('sleeps', 'w').close(); time.sleep(600)\nexcept KeyboardInterrupt: pass"
             )
         )
-
-        async def sleeps() -> bool:
-            return (tmp_path / "sleeps").exists()
-
-        await eventually(sleeps)
+        await eventually(lambda: (tmp_path / "sleeps").exists())
         await control.send_signal(signal.SIGINT)
         await cell
         await until_gone(child)
@@ -341,7 +337,7 @@ async def test_of_a_job_whose_processes_are_all_told_to_end_nobody_hears_that_it
         control = await pod.connect()
         pid = await pod.pid()
         os.kill(pid, signal.SIGTERM)
-        await until(lambda: not Path(f"/proc/{pid}").exists())  # it was waited for
+        await eventually(lambda: not Path(f"/proc/{pid}").exists())  # it was waited for
         pod.process.terminate()
         with pytest.raises(SupervisorAway):
             await control.exited()

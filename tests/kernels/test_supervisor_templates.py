@@ -23,11 +23,7 @@ async def test_what_is_preloaded_is_there_after_a_restart(tmp_path: Path) -> Non
         kernel = await pod.pid()
         assert await pod.value("'wave' in __import__('sys').modules") == "False"
         (first,) = set(children_of(pod.process.pid)) - {kernel}
-
-        async def has_another() -> bool:
-            return first not in children_of(pod.process.pid)
-
-        await eventually(has_another)
+        await eventually(lambda: first not in children_of(pod.process.pid))
         await control.restart(within=WITHIN)
         assert await pod.value("'wave' in __import__('sys').modules") == "True"
 
@@ -43,11 +39,7 @@ async def test_a_restart_while_another_template_becomes_ready(tmp_path: Path) ->
         control = await pod.connect()
         kernel = await pod.pid()
         (first,) = set(children_of(pod.process.pid)) - {kernel}
-
-        async def is_importing() -> bool:
-            return begun.exists()
-
-        await eventually(is_importing)
+        await eventually(lambda: begun.exists())
         os.kill(first, signal.SIGSTOP)
         restart = asyncio.create_task(control.restart(within=WITHIN))
         await until_gone(kernel)
@@ -90,11 +82,7 @@ async def test_modules_that_leave_no_process_to_fork_do_no_harm(tmp_path: Path) 
         control = await pod.connect()
         kernel = await pod.pid()
         (first,) = set(children_of(pod.process.pid)) - {kernel}
-
-        async def has_tried() -> bool:
-            return "without what is preloaded" in pod.log.read_text()
-
-        await eventually(has_tried)
+        await eventually(lambda: "without what is preloaded" in pod.log.read_text())
         await control.restart(within=WITHIN)
         assert first in children_of(pod.process.pid)
         assert await pod.value("1 + 1") == "2"

@@ -36,10 +36,7 @@ async def pool(fake: FakeKubernetes, tmp_path: Path) -> AsyncIterator[GpuPool]:
 
 
 async def _has_ended(pool: GpuPool, lease_id: str) -> None:
-    async def is_so() -> bool:
-        return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
-
-    await eventually(is_so)
+    await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.state is LeaseState.ENDED)
 
 
 async def test_what_went_with_its_node_is_given_to_nobody_who_waits(
@@ -75,9 +72,5 @@ async def test_a_node_that_joins_before_it_can_take_kernels_serves_nobody(
     await eventually(lambda: _there(pool, 3))
     assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
     fake.change("nodes", "n3", conditions=[{"type": "Ready", "status": "True"}])
-
-    async def is_held() -> bool:
-        return (await pool.get_lease(waiting)).state is LeaseState.HELD
-
-    await eventually(is_held)
+    await eventually(lambda: pool.get_lease(waiting), lambda lease: lease.state is LeaseState.HELD)
     assert (await pool.get_lease(waiting)).slices[0].device.node == "n3"

@@ -29,7 +29,7 @@ from gpu_pool_client import (
 )
 from support.dashboard import ADMIN, courses_of, showing
 from support.passes import NO_PASSES
-from support.pools import ME, embedded, identity, running, take, until
+from support.pools import ME, embedded, eventually, identity, running, take
 
 LOG = logging.getLogger("reading-test")
 
@@ -136,9 +136,9 @@ async def test_a_pool_in_which_nothing_lives_rests_until_somebody_asks(tmp_path:
         reconciler = pool.core.reconciler
         for name in ("first", "second"):
             lease = await take(pool, "50%", name)
-            await until(lambda: not reconciler.rests)
+            await eventually(lambda: not reconciler.rests)
             await pool.release(lease)
-            await until(lambda: reconciler.rests)
+            await eventually(lambda: reconciler.rests)
             made = reconciler.counts["observe"].times
             for _ in range(20):
                 await read_all(pool, lease)

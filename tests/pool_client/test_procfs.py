@@ -11,7 +11,7 @@ import pytest
 
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._processes import family, lineage
-from support.pools import identity, running, until
+from support.pools import eventually, identity, running
 
 STATUS = b"Name:\ta%sUid:\t0\nUmask:\t0022\nPid:\t7\nNSpid:\t7\t1\nUid:\t1000\t1001\t1002\t1003\nGroups:\t\n"
 
@@ -96,7 +96,7 @@ async def test_a_family_is_a_process_and_all_that_descends_from_it() -> None:
         assert [each.pid for each in above[:4]] == [grandchild, child, process.pid, os.getpid()]
         assert above[2] == identity(process)
         os.kill(grandchild, signal.SIGKILL)
-    await until(lambda: family(grandchild) == {grandchild})
+    await eventually(lambda: family(grandchild) == {grandchild})
 
 
 def test_the_lineage_of_one_that_has_ended_is_empty() -> None:

@@ -17,7 +17,7 @@ from gpu_pool_client import PoolUnreachable, Process
 from gpu_pool_client._log import RareWarnings
 from gpu_pool_client._remote.exchange import ask
 from support.hub import PREFIX, HubService
-from support.pools import until
+from support.pools import eventually
 from support.readable import is_readable
 from support.service import ForkServer, Service, is_closed, serving
 from support.stand_in_hub import Outcome, StandInHub, ask_from, behind_stand_in
@@ -71,7 +71,7 @@ async def fill(stack: ExitStack, hub: StandInHub, service: HubService) -> list[s
     before, opened = len(hub.asked), []
     for number in range(4):
         opened.append(stack.enter_context(connected(service, ATTACKER, question_of(f"made-up-{number}"))))
-        await until(lambda asked=before + number: len(hub.asked) > asked)
+        await eventually(lambda asked=before + number: len(hub.asked) > asked)
     return opened
 
 
@@ -88,7 +88,7 @@ async def test_one_address_has_so_many_connections_and_is_not_shut_out_itself(
         hub.users = {"grace": "grace"}
         with ExitStack() as stack:
             opened = [stack.enter_context(connected(service, ATTACKER)) for _ in range(40)]
-            await until(lambda: sum(map(is_closed, opened)) == 35)
+            await eventually(lambda: sum(map(is_closed, opened)) == 35)
             # The oldest have ended for the new ones, and one more ends for whoever asks something.
             assert not any(map(is_closed, opened[-5:]))
             for address in (STUDENT, ATTACKER):
@@ -116,7 +116,7 @@ async def test_many_addresses_together_shut_nobody_out(children: ForkServer, ope
         with ExitStack() as stack:
             many = [f"127.0.1.{number // 2 + 1}" for number in range(40)]
             opened = [stack.enter_context(connected(service, address)) for address in many]
-            await until(lambda: sum(map(is_closed, opened)) >= 19)
+            await eventually(lambda: sum(map(is_closed, opened)) >= 19)
             assert (await ask_from(service, STUDENT, "grace")).status == 200
         assert service.service.log.count("TCP: 20 connections already") == 1
 
@@ -135,7 +135,7 @@ async def test_a_connection_on_which_nothing_comes_ends_soon_and_one_that_has_as
             assert await first_line(asked) == "HTTP/1.1 200"
             idle = stack.enter_context(connected(service, ATTACKER))
             slow = stack.enter_context(connected(service, ATTACKER, question[:-2]))
-            await until(lambda: is_closed(idle) and is_closed(slow))
+            await eventually(lambda: is_closed(idle) and is_closed(slow))
             assert not is_closed(asked)
 
 
@@ -173,7 +173,7 @@ async def test_who_waits_to_be_known_shuts_out_neither_administrators_nor_others
             for token in ("root", "grace"):
                 assert (await ask_from(service, STUDENT, token, "DELETE", "api/v1/leases/1-0")).status == 200
             # The oldest of the address that has most has ended for them.
-            await until(lambda: is_closed(opened[0]))
+            await eventually(lambda: is_closed(opened[0]))
             assert not is_closed(opened[-1])
 
 
@@ -187,7 +187,7 @@ async def test_one_address_has_so_many_connections_though_all_wait_to_be_known(
         hub.is_kept = lambda token: token.startswith("made-up")
         with ExitStack() as stack:
             opened = await fill(stack, hub, service)
-            await until(lambda: is_closed(opened[0]))
+            await eventually(lambda: is_closed(opened[0]))
             assert not any(map(is_closed, opened[1:]))
             # Who has a token that is known still gets as far as to show it.
             assert (await ask_from(service, ATTACKER, "grace", "DELETE", "api/v1/leases/1-0")).status == 200
@@ -221,7 +221,7 @@ async def test_clients_of_a_trusted_proxy_count_by_themselves(
         with ExitStack() as stack:
             passed_on = SLOW.format(more="X-Forwarded-For: 203.0.113.7\r\n")
             slow = [stack.enter_context(connected(service, PROXY, passed_on)) for _ in range(20)]
-            await until(lambda: sum(map(is_closed, slow)) == 15)
+            await eventually(lambda: sum(map(is_closed, slow)) == 15)
             idle = [stack.enter_context(connected(service, PROXY)) for _ in range(20)]
             assert (await ask_from(service, PROXY, "grace", X_Forwarded_For="203.0.113.9")).status == 200
             assert not any(map(is_closed, idle))
@@ -264,7 +264,7 @@ class Openers:
         code = _OPENER.format(count=count, path=str(self._service.socket), sent=sent)
         process = self._service.children.start(code, {}, log, uid)
         self._started.append(process)
-        await until(lambda: log.read_text().count("opened") == count or not process.is_alive())
+        await eventually(lambda: log.read_text().count("opened") == count or not process.is_alive())
 
     def close(self) -> None:
         for process in self._started:
@@ -327,7 +327,7 @@ async def test_subordinate_uids_have_the_connections_of_their_owner(
             before = files_of(service)
             for number in range(4):
                 await attack.open(100_001 + number, 5)
-            await until(lambda: files_of(service) - before == 5)
+            await eventually(lambda: files_of(service) - before == 5)
             assert await users.run(SOMEBODY, ASKS) == 1
             with pytest.raises(PoolUnreachable, match="you have too many open"):
                 await users.run(100_020, ASKS)
@@ -400,7 +400,7 @@ async def test_an_idle_connection_to_the_socket_ends_soon(children: ForkServer, 
     async with serving(children, open_folder / "pool", "c.ServeApp.first_request_within = 0.3") as service:
         with closing(socket.socket(socket.AF_UNIX)) as idle:
             idle.connect(str(service.socket))
-            await until(lambda: is_closed(idle))
+            await eventually(lambda: is_closed(idle))
 
 
 # -- What is said of it ------------------------------------------------------

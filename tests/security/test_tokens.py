@@ -33,7 +33,7 @@ from gpu_pool_client._remote.client import RemotePool
 from gpu_pool_client._remote.endpoints import Endpoint, http_endpoint
 from gpu_pool_client._remote.exchange import ServerAddress, ServiceAnswer
 from support.hub import HubService
-from support.pools import until
+from support.pools import eventually
 from support.service import ForkServer
 from support.stand_in_hub import Outcome, StandInHub, ask_from, behind_stand_in, standing_in
 
@@ -56,7 +56,7 @@ async def attacked(
     """Let so many made-up tokens wait, which the Hub keeps thinking about, all of one address."""
     hub.is_kept = is_made_up
     tasks = [asyncio.create_task(ask_from(service, ATTACKER, token, **headers)) for token in made_up(count)]
-    await until(lambda: any(map(is_made_up, hub.asked)))
+    await eventually(lambda: any(map(is_made_up, hub.asked)))
     try:
         yield tasks
     finally:
@@ -89,7 +89,7 @@ async def test_a_known_token_gets_through_though_all_that_its_address_may_have_i
         async with attacked(hub, service, 5) as attack:
             attack += [asyncio.create_task(ask_from(service, ATTACKER, token)) for token in made_up(30)]
             # What is not answered by now waits for the Hub.
-            await until(lambda: sum(each.done() for each in attack) == 35 - 4 - 5)
+            await eventually(lambda: sum(each.done() for each in attack) == 35 - 4 - 5)
             assert (await ask_from(service, ATTACKER, ADA, "DELETE", "api/v1/leases/1-0")).status == 200
 
 
@@ -99,7 +99,7 @@ async def test_who_is_new_is_next_though_hundreds_of_another_address_wait(
     async with behind_stand_in(children, open_folder / "pool") as (hub, service):
         hub.users = {GRACE: "grace"}
         async with attacked(hub, service, 200) as attack:
-            await until(lambda: len(hub.asked) == 4)
+            await eventually(lambda: len(hub.asked) == 4)
             # The whole attack waits before her.
             new = asyncio.create_task(ask_from(service, STUDENT, GRACE))
             for _ in range(100):
@@ -107,7 +107,7 @@ async def test_who_is_new_is_next_though_hundreds_of_another_address_wait(
                     break
                 before = len(hub.asked)
                 hub.answer()
-                await until(lambda before=before: len(hub.asked) > before)
+                await eventually(lambda before=before: len(hub.asked) > before)
             assert (await new).status == 200
             # At most those of the attacker's that were asked about already, and one of the rotation's.
             assert hub.asked.index(GRACE) <= 4 + 2
@@ -137,7 +137,7 @@ async def test_many_requests_with_a_new_token_are_one_question(
         hub.users = {ADA: "ada"}
         hub.is_kept = lambda token: token == ADA
         asking = [asyncio.create_task(ask_from(service, STUDENT, ADA)) for _ in range(50)]
-        await until(lambda: hub.asked)
+        await eventually(lambda: hub.asked)
         hub.answer_all()
         assert {each.status for each in await asyncio.gather(*asking)} == {200}
         assert hub.asked == [ADA]
@@ -148,7 +148,7 @@ async def test_a_failure_of_the_hub_holds_for_one_question(children: ForkServer,
         hub.users, hub.is_well = {ADA: "ada"}, False
         hub.is_kept = lambda token: token == ADA
         asking = [asyncio.create_task(ask_from(service, STUDENT, ADA)) for _ in range(5)]
-        await until(lambda: hub.asked)
+        await eventually(lambda: hub.asked)
         hub.answer_all()
         assert {each.status for each in await asyncio.gather(*asking)} == {503}
         hub.is_well = True
@@ -166,7 +166,7 @@ async def test_one_address_may_have_so_many_requests_with_one_unknown_token_wait
         (token,) = made_up(1)
         asking = [asyncio.create_task(ask_from(service, ATTACKER, token)) for _ in range(20)]
         # One is asked about, five wait for what the Hub says.
-        await until(lambda: hub.asked and sum(each.done() for each in asking) == 14)
+        await eventually(lambda: hub.asked and sum(each.done() for each in asking) == 14)
         assert hub.asked == [token]
         hub.answer_all()
         assert Counter([each.status for each in await asyncio.gather(*asking)]) == {401: 6, 429: 14}
@@ -183,7 +183,7 @@ async def test_a_request_goes_on_where_the_client_that_asked_first_with_its_toke
             return asyncio.create_task(identity.caller(token, "", fresh=False, origin=origin))
 
         attack = [asking(token, Client(ATTACKER)) for token in made_up(4)]
-        await until(lambda: len(hub.asked) == 4)
+        await eventually(lambda: len(hub.asked) == 4)
         first = asking(ADA, Client("gone", lambda: True))
         others = [asking(ADA, Client(STUDENT)) for _ in range(3)]
         hub.answer_all()
@@ -205,7 +205,7 @@ async def test_one_address_may_have_so_many_unknown_tokens_wait(
         assert (await ask_from(service, ATTACKER, ADA)).status == 200
         async with attacked(hub, service, 20) as attack:
             # Four are asked about, five wait.
-            await until(lambda: sum(each.done() for each in attack) == 11)
+            await eventually(lambda: sum(each.done() for each in attack) == 11)
             refused = next(each.result() for each in attack if each.done())
             assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
             assert refused.problem["code"] == "over-quota"
@@ -246,11 +246,11 @@ async def test_our_client_tries_again(
         hub.is_kept = is_made_up
         # From where the client asks, too.
         attack = [asyncio.create_task(ask_from(service, "127.0.0.1", token)) for token in made_up(8)]
-        await until(lambda: sum(each.done() for each in attack) == 3)
+        await eventually(lambda: sum(each.done() for each in attack) == 3)
         endpoint = HeardEndpoint.of(http_endpoint(service.url))
         async with RemotePool(endpoint) as pool:
             asking = asyncio.create_task(pool.status())
-            await until(lambda: endpoint.statuses)
+            await eventually(lambda: endpoint.statuses)
             hub.answer_all()
             assert len((await asking).devices) == 1
         assert endpoint.statuses == [429, 200]
@@ -265,7 +265,7 @@ async def test_of_a_trusted_proxy_each_client_counts_by_itself(
         hub.users = {GRACE: "grace"}
         # The proxy appends where it was asked from; what stands before that was made up.
         async with attacked(hub, service, 20, X_Forwarded_For="198.51.100.1, 203.0.113.7") as attack:
-            await until(lambda: sum(each.done() for each in attack) == 11)
+            await eventually(lambda: sum(each.done() for each in attack) == 11)
             assert "203.0.113.7" in next(each.result() for each in attack if each.done()).problem["message"]
             new = asyncio.create_task(
                 ask_from(service, ATTACKER, GRACE, X_Forwarded_For="203.0.113.7, 198.51.100.1")
@@ -290,7 +290,7 @@ async def test_what_others_say_of_their_address_is_passed_over(
             )
             for n, token in enumerate(made_up(10))
         ]
-        await until(lambda: sum(each.done() for each in asking) == 5)
+        await eventually(lambda: sum(each.done() for each in asking) == 5)
         hub.answer_all()
         assert Counter([each.status for each in await asyncio.gather(*asking)]) == {401: 5, 429: 5}
 
@@ -302,7 +302,7 @@ async def test_who_has_gone_takes_no_turn_and_no_place(children: ForkServer, ope
     ):
         hub.users = {GRACE: "grace"}
         async with attacked(hub, service, 9) as attack:
-            await until(lambda: len(hub.asked) == 4)
+            await eventually(lambda: len(hub.asked) == 4)
             for each in attack:
                 each.cancel()
             await asyncio.wait(attack)

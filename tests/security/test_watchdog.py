@@ -9,7 +9,7 @@ import pytest
 from gpu_pool_client import Device, EndReason, Lease, LeaseState, Process
 from support import nvml_stub
 from support.disguises import OTHER, STUDENT, disguised, needs_root, with_disguised_child
-from support.pools import until
+from support.pools import eventually
 from support.watchdog import WatchedPool, watched_pool
 
 pytestmark = needs_root
@@ -29,7 +29,7 @@ async def is_ended(there: WatchedPool, lease: Lease, worker: Process) -> bool:
     assert there.look(10, times=2)["unmanaged"] == []
     assert "uses 30000MiB" in (await there.pool.get_lease(lease.id)).notice
     there.look(10, times=14)
-    await until(lambda: not worker.is_alive())
+    await eventually(lambda: not worker.is_alive())
     there.look()
     return (await there.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
 
@@ -67,7 +67,7 @@ async def test_a_process_without_a_lease_is_unmanaged_by_whatever_name(
             assert logged.isprintable()
             for _ in range(3):
                 there.look(30)
-            await until(lambda: not unmanaged.is_alive())
+            await eventually(lambda: not unmanaged.is_alive())
 
 
 async def test_memory_is_not_charged_to_the_lease_of_another_user(tmp_path: Path, nvml: Path) -> None:

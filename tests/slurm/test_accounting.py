@@ -98,11 +98,7 @@ async def test_gpu_hours_by_course_agree_with_sacct(site: Site, monkeypatch: pyt
     async with site.kernel("whole", "1") as page:
         await page.run("1").shows("Waiting for a whole GPU.")
         enough = time.time() + _WAITED
-
-        async def has_waited() -> bool:
-            return time.time() > enough
-
-        await eventually(has_waited)
+        await eventually(lambda: time.time() > enough)
         site.slurm.run("scancel", taken)
         used["whole"] = await _use(page)
     async with site.kernel("parts", "39.5%") as page:

@@ -12,7 +12,6 @@ import pytest
 
 from support.frontend import frontend
 from support.jupyter_env import eventually
-from support.pools import until
 from support.slurm_login import Login
 
 
@@ -64,7 +63,7 @@ async def test_a_cell_that_is_run_in_a_job_that_was_suspended_says_so(login: Log
         [pid] = (await page.run("import os; print(os.getpid())").done()).outputs
         [job] = login.jobs()
         login.slurm.run("scontrol", "suspend", job)
-        await until(lambda: psutil.Process(int(pid)).status() == psutil.STATUS_STOPPED)
+        await eventually(lambda: psutil.Process(int(pid)).status() == psutil.STATUS_STOPPED)
         cell = page.run("print('ran')")
         await cell.shows("Slurm has suspended its job: it goes on once it is resumed.")
         login.slurm.run("scontrol", "resume", job)
@@ -107,18 +106,10 @@ async def test_a_kernel_that_is_shut_down_while_its_job_is_submitted_leaves_no_j
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     manager = await login.start("1 model=t4")
-
-    async def is_submitted() -> bool:
-        return (folder / "submitted").exists()
-
-    await eventually(is_submitted)
+    await eventually(lambda: (folder / "submitted").exists())
     assert len(login.jobs()) == 2
     await manager.shutdown_kernel(now=True)
     (folder / "go-on").touch()
     await eventually(_has_jobs(login, taken))
     left = login.env.folder / "data" / "gpu-pool-jobs"
-
-    async def is_empty() -> bool:
-        return not list(left.iterdir())
-
-    await eventually(is_empty)
+    await eventually(lambda: not list(left.iterdir()))

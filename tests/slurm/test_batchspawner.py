@@ -159,11 +159,7 @@ async def test_kernels_of_a_server_on_the_hubs_machine_are_jobs(slurm: Slurm, tm
             [job] = slurm.run("squeue", "--noheader", "--format=%A").split()
             assert printed.split()[-2:] == [job, "0"]
             assert slurm.job(job)["TresPerNode"].endswith("shard:t4:20")
-
-        async def is_gone() -> bool:
-            return not slurm.run("squeue", "--noheader", "--format=%A")
-
-        await eventually(is_gone)
+        await eventually(lambda: not slurm.run("squeue", "--noheader", "--format=%A"))
         await student.stop_server()
 
 

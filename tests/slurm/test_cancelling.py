@@ -73,11 +73,7 @@ async def test_a_job_that_could_not_be_cancelled_is_cancelled_once_slurm_answers
                 await manager.shutdown_kernel(now=True)
     with scancel.fails():
         await manager.shutdown_kernel(now=True)
-
-        async def is_tried_again() -> bool:
-            return len(scancel.tried()) > 2
-
-        await eventually(is_tried_again)
+        await eventually(lambda: len(scancel.tried()) > 2)
         assert set(scancel.tried()) == {job}
 
     async def is_over() -> bool:
@@ -99,10 +95,6 @@ async def test_a_job_of_before_the_cluster_was_set_up_anew_may_have_the_number_o
         before = folder.with_name(f"{folder.name.partition('-')[0]}-7-0a1b2c3d-1")
         shutil.copytree(folder, before)
         (before / "job").write_text(own)
-
-        async def is_forgotten() -> bool:
-            return not before.exists()
-
-        await eventually(is_forgotten)
+        await eventually(lambda: not before.exists())
         assert own in login.jobs()
         assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"

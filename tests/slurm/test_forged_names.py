@@ -34,11 +34,7 @@ async def test_the_name_of_a_strangers_job_says_nothing_of_others(login: Login) 
         backend = shared_pool(login.env.url).backend  # type: ignore[attr-defined]
         assert isinstance(backend, SlurmBackend)
         looks = backend.watch.looks
-
-        async def is_seen() -> bool:
-            return backend.watch.looks > looks + 1 and stranger in backend.watch.jobs
-
-        await eventually(is_seen)
+        await eventually(lambda: backend.watch.looks > looks + 1 and stranger in backend.watch.jobs)
         assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
         assert set(login.jobs()) == {job, other, stranger}
         login.slurm.until(other, "RUNNING")

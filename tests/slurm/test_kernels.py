@@ -78,11 +78,7 @@ async def test_the_cell_says_which_gpu_would_be_had_sooner(login: Login) -> None
         await cell.shows("A GPU of the type v100 is free now: with model=v100 it would start sooner.")
         both = login.slurm.submit("sleep 600", "--gres=gpu:v100:2")
         login.slurm.until(both, "RUNNING")
-
-        async def is_not_said() -> bool:
-            return "is free now" not in cell.outputs[-1]
-
-        await eventually(is_not_said)
+        await eventually(lambda: "is free now" not in cell.outputs[-1])
 
 
 async def test_while_slurm_does_not_answer_a_cell_that_waits_says_so(login: Login) -> None:
@@ -124,11 +120,7 @@ async def test_a_kernel_that_is_ended_when_idle_ends_its_job(login: Login) -> No
     manager = await login.start("40%")
     async with frontend(manager) as page:
         await page.run("1").done()
-
-        async def is_gone() -> bool:
-            return not login.jobs()
-
-        await eventually(is_gone)
+        await eventually(lambda: not login.jobs())
         cell = page.run("1")
         await cell.shows("idle")
 
@@ -140,11 +132,7 @@ async def test_a_kernel_that_waits_takes_its_job_with_it(login: Login) -> None:
     async with frontend(manager) as page:
         await page.run("1").shows("Waiting for a whole GPU.")
         await manager.shutdown_kernel(now=True)
-
-    async def is_alone() -> bool:
-        return login.jobs() == [taken]
-
-    await eventually(is_alone)
+    await eventually(lambda: login.jobs() == [taken])
 
 
 async def test_an_interrupt_gives_up_the_cell_and_the_job_keeps_its_place(login: Login) -> None:
@@ -358,11 +346,7 @@ asyncio.run(main())
 """
     server = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await server.wait() == -signal.SIGKILL
-
-    async def is_gone() -> bool:
-        return not login.jobs()
-
-    await eventually(is_gone)
+    await eventually(lambda: not login.jobs())
 
 
 _ANOTHER = """
@@ -423,11 +407,7 @@ async def test_the_job_of_a_server_that_was_killed_as_it_submitted_is_cancelled(
     manager = await login.start("40% model=v100")
     async with frontend(manager) as page:
         await page.run("1").done()
-
-        async def is_cancelled() -> bool:
-            return orphan not in login.jobs()
-
-        await eventually(is_cancelled)
+        await eventually(lambda: orphan not in login.jobs())
 
 
 def _command(*words: str) -> subprocess.CompletedProcess[str]:

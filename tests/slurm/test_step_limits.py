@@ -64,11 +64,7 @@ async def test_a_kernel_runs_beside_a_step_that_shares_nothing(allocate: Allocat
     shell = allocate(*_GIVEN, "--ntasks-per-node=1")
     where = (f"--jobid={shell.job}", "--nodelist=n2", "--nodes=1", "--ntasks=1", "--chdir=/")
     slurm.run("sh", "-c", 'srun "$@" --exact sleep 600 >/dev/null 2>&1 &', "srun", *where)
-
-    async def runs() -> bool:
-        return bool(shell.steps())
-
-    await eventually(runs)
+    await eventually(lambda: shell.steps())
     async with frontend(await shell.start("20% model=t4")) as page:
         assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
         assert len(shell.steps()) == 2

@@ -211,11 +211,7 @@ async def test_another_size_may_be_had_on_another_node_at_a_restart(
         await page.is_connected()
         after = (await page.run(_SHOW).done()).outputs[-1].split()
         assert {before[0], after[0]} == {"n1", "n2"}
-
-        async def has_one_step_each() -> bool:
-            return len(shell.steps()) == 2
-
-        await eventually(has_one_step_each)
+        await eventually(lambda: len(shell.steps()) == 2)
         assert (await beside.run(_SHOW).done()).outputs[-1].split() == there
 
 
@@ -384,11 +380,7 @@ async def test_the_pool_does_not_wait_while_a_silent_node_is_asked_again_alone(
     for _ in range(3):  # it is asked again meanwhile
         assert await uuids() == ["GPU-0"]
     (tmp_path / "may").touch()
-
-    async def has_both() -> bool:
-        return await uuids() == ["GPU-0", "GPU-t"]
-
-    await eventually(has_both)
+    await eventually(uuids, lambda seen: seen == ["GPU-0", "GPU-t"])
     assert len((tmp_path / "others").read_text().splitlines()) == 1
 
 

@@ -47,7 +47,7 @@ async def test_a_student_works_on_a_slice_of_the_course(
 ) -> None:
     answer = await grace.choose(course="intro")
     assert answer.code == 302, error_on(answer)
-    await eventually(lambda: hub.is_ready("grace"), within=120)
+    await eventually(lambda: hub.is_ready("grace"))
 
     specs = json.loads((await hub.api("GET", "/user/grace/api/kernelspecs")).body)["kernelspecs"]
     ours = {name: each["spec"]["display_name"] for name, each in specs.items() if "gpu" in name}
@@ -74,7 +74,7 @@ async def test_a_page_is_told_of_its_own_servers_slices_and_nobody_elses(
     hub: Hub, grace: Visitor, ada: Visitor
 ) -> None:
     await grace.choose(course="intro")
-    await eventually(lambda: hub.is_ready("grace"), within=120)
+    await eventually(lambda: hub.is_ready("grace"))
     address = "/user/grace/gpu-pool/api/slices"
     await hub.api("POST", "/user/grace/api/kernels", {"name": "python3-gpu-2pct"})
     await grace.visit("/user/grace/view/none")

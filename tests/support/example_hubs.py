@@ -92,7 +92,7 @@ async def start(hub: Hub, user: str, course: str) -> None:
     await hub.api("POST", f"users/{user}")
     answer = await hub.api("POST", f"users/{user}/server", {"course": course})
     assert answer.code in (201, 202), answer.body
-    await eventually(lambda: hub.is_ready(user), within=120)
+    await eventually(lambda: hub.is_ready(user))
 
 
 async def refused(hub: Hub, user: str, course: str) -> bytes:
@@ -105,11 +105,9 @@ async def refused(hub: Hub, user: str, course: str) -> bytes:
 
 async def stop(hub: Hub, user: str) -> None:
     await hub.api("DELETE", f"users/{user}/server")
-
-    async def is_gone() -> bool:
-        return not json.loads((await hub.api("GET", f"users/{user}")).body)["servers"]
-
-    await eventually(is_gone, within=120)
+    await eventually(
+        lambda: hub.api("GET", f"users/{user}"), lambda seen: not json.loads(seen.body)["servers"]
+    )
 
 
 async def kernel_of(hub: Hub, user: str, percent: int) -> Lease:
@@ -126,7 +124,4 @@ async def leases(hub: Hub) -> list[Lease]:
 
 
 async def none_is_left(hub: Hub) -> None:
-    async def none() -> bool:
-        return not await leases(hub)
-
-    await eventually(none, within=60)
+    await eventually(lambda: leases(hub), lambda seen: not seen, within=60)

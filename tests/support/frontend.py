@@ -59,11 +59,7 @@ class Cell:
 
     async def shows(self, words: str) -> None:
         """Wait until its output contains these words, wherever its lines break."""
-
-        async def does() -> bool:
-            return words in " ".join("".join(self.outputs).split())
-
-        await eventually(does)
+        await eventually(lambda: words in " ".join("".join(self.outputs).split()))
 
     async def done(self, within: float = 120) -> Cell:
         """Wait until it is answered and idle."""
@@ -73,7 +69,7 @@ class Cell:
             return self.reply is not None and states[-1:] == ["idle"]
 
         try:
-            await eventually(is_done, within)
+            await eventually(is_done, within=within)
         except AssertionError as error:
             heard = [(m["msg_type"], m["content"].get("execution_state", "")) for m in self.heard]
             raise AssertionError(f"no end of the request: {self.status=}, {heard=}") from error

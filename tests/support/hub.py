@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gpu_pool_client._remote.exchange import ServerAddress, ask
-from support.pools import eventually, until
+from support.pools import eventually
 from support.ports import free_port
 from support.service import ForkServer, Service, serving
 
@@ -181,7 +181,7 @@ class Hub:
         token = self.folder / f"token-{user}-{name}"
         token.unlink(missing_ok=True)
         await self.ask("POST", f"users/{user}/servers/{name}", options)
-        await until(token.exists)
+        await eventually(token.exists)
         await self._settled(user, name)
         return token.read_text()
 
@@ -191,11 +191,7 @@ class Hub:
 
     async def _settled(self, user: str, name: str) -> None:
         """Return once a server neither starts nor stops."""
-
-        async def is_settled() -> bool:
-            return not (await self._server(user, name)).get("pending")
-
-        await eventually(is_settled, within=300)
+        await eventually(lambda: self._server(user, name), lambda seen: not seen.get("pending"), within=300)
 
     async def _server(self, user: str, name: str) -> dict[str, Any]:
         found: dict[str, Any] = (await self.ask("GET", f"users/{user}"))["servers"].get(name, {})

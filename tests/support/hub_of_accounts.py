@@ -19,7 +19,7 @@ from support.hibernating import CRIU
 from support.hub_with_proxy import DEVICES, Hub, need_proxy
 from support.lab import SETTINGS
 from support.left_kernels import gpu_kernel, start, write
-from support.pools import until
+from support.pools import eventually
 
 PAGE = "administrator/hibernation.md"
 COURSE = "title: Introduction\nwho: {users: [alice, bob]}\nslices: [{name: Small, request: 2%}]\n"
@@ -75,7 +75,7 @@ async def serving(machine: Machine) -> AsyncIterator[None]:
     command = ("gpu-pool", "serve", "--mode=0666", "--store=/var/lib/gpu-pool/store.db")
     service = machine.start(*command, GPU_POOL_DEVICES=DEVICES)
     try:
-        await until(machine.here("/run/gpu-pool/gpu-pool.sock").exists)
+        await eventually(machine.here("/run/gpu-pool/gpu-pool.sock").exists)
         yield
     finally:
         service.terminate()

@@ -137,7 +137,7 @@ class Hub:
     async def start(self) -> None:
         """Start it; return once it answers."""
         self._process = self._launch()
-        await eventually(self._answers, within=120)
+        await eventually(self._answers)
 
     async def end(self) -> None:
         """End it, its proxy and all its servers."""

@@ -210,11 +210,7 @@ async def free(pool: Pool) -> list[int]:
 
 async def until_free(pool: Pool, *expected: int) -> None:
     """Return once so much is free of each GPU."""
-
-    async def is_so() -> bool:
-        return await free(pool) == list(expected)
-
-    await eventually(is_so)
+    await eventually(lambda: free(pool), lambda seen: seen == list(expected))
 
 
 async def start(pool: Pool, fake: FakeKubernetes) -> str:

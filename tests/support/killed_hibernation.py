@@ -147,21 +147,14 @@ class Machine:
         return [*self.processes(), (server.pid, "server")]
 
     async def until_nothing_is_left(self) -> None:
-        async def is_empty() -> bool:
-            return not self.processes()
-
         try:
-            await eventually(is_empty)
+            await eventually(lambda: not self.processes())
         except AssertionError as error:
             raise AssertionError(f"these are left: {self.processes()}") from error
 
     async def until_asleep(self) -> None:
         """Return once the kernel is on disk, and nowhere else."""
-
-        async def is_asleep() -> bool:
-            return bool(self.images()) and not self.kernels()
-
-        await eventually(is_asleep)
+        await eventually(lambda: bool(self.images()) and not self.kernels())
 
     async def _at(self, step: str, moment: str, megabytes: int = 0) -> Process:
         """Let a kernel go to disk, and perhaps come back; return its server once that is at this moment."""

@@ -126,6 +126,6 @@ async def _address(process: asyncio.subprocess.Process, folder: Path) -> str:
         connection.close()
         return True
 
-    await eventually(listens, within=120)
+    await eventually(listens)
     server = json.loads(written.read_text())
     return f"{server['url']}lab?token={server['token']}"

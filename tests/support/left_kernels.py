@@ -45,11 +45,7 @@ def culler(request: pytest.FixtureRequest) -> Path:
 async def start(hub: Hub, user: str) -> None:
     """Start a user's server for the course, and wait until it answers."""
     assert (await hub.api("POST", f"users/{user}/server", {"course": "intro"})).code in (201, 202)
-
-    async def is_ready() -> bool:
-        return await hub.is_ready(user)
-
-    await eventually(is_ready, within=300)
+    await eventually(lambda: hub.is_ready(user), within=300)
 
 
 async def gpu_kernel(hub: Hub, user: str) -> tuple[str, str]:

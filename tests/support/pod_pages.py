@@ -37,7 +37,7 @@ def add_server(card: Cluster, namespace: str, user: str, **more: Any) -> None:
 async def jupyter(jupyter_env: JupyterEnv, **variables: str) -> AsyncIterator[Server]:
     server = Server(jupyter_env, variables)
     try:
-        await eventually(server.started, within=120)
+        await eventually(server.started)
         yield server
     finally:
         server.process.send_signal(signal.SIGKILL)

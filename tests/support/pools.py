@@ -9,8 +9,9 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from inspect import isawaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from gpu_pool.devices import Inventory
 from gpu_pool.embedded.pool import local_pool
@@ -20,6 +21,8 @@ from gpu_pool_client import Device, Holder, Pool, Process, parse_request
 
 V100 = Device("SIM-V100", 0, "V100-SXM2-32GB", 32768, driver="550.54.14", simulated=True)
 ME = Holder("ada")
+
+Seen = TypeVar("Seen")
 
 
 def device(index: int, model: str = "V100-SXM2-32GB", memory_mib: int = 32768, **facts: object) -> Device:
@@ -40,19 +43,30 @@ async def take(pool: Pool, text: str, key: str, holder: Holder = ME) -> str:
 
 async def until(condition: Callable[[], object], within: float = 120.0) -> None:
     """Return as soon as the condition holds; fail if it does not in time."""
-    pauses = _pauses(within)
-    while not condition():
-        pause = next(pauses, None)
-        assert pause is not None, "waited in vain"
-        await asyncio.sleep(pause)
+    await eventually(condition, within=within)
 
 
-async def eventually(is_so: Callable[[], Awaitable[bool]], within: float = 120.0) -> None:
-    """Return as soon as it is so, of what has to be awaited; fail if it is not in time."""
+@overload
+async def eventually(
+    look: Callable[[], Awaitable[Seen]], that: Callable[[Seen], object] = ..., *, within: float = ...
+) -> Seen: ...
+@overload
+async def eventually(
+    look: Callable[[], Seen], that: Callable[[Seen], object] = ..., *, within: float = ...
+) -> Seen: ...
+async def eventually(
+    look: Callable[[], Any], that: Callable[[Any], object] = bool, *, within: float = 120.0
+) -> Any:
+    """Return what is seen, at once or awaited, as soon as that holds of it; fail if it does not in time."""
     pauses = _pauses(within)
-    while not await is_so():
+    while True:
+        seen = look()
+        if isawaitable(seen):
+            seen = await seen
+        if that(seen):
+            return seen
         pause = next(pauses, None)
-        assert pause is not None, f"{is_so} did not come true in {within} s"
+        assert pause is not None, f"{look} did not come true in {within} s: {seen!r}"
         await asyncio.sleep(pause)
 
 

@@ -75,11 +75,9 @@ async def _begun(
         (after,) = await asyncio.to_thread(with_lease, cluster, namespace)
         assert after["metadata"]["uid"] == pod["metadata"]["uid"]
     await km.shutdown_kernel()
-
-    async def has_gone() -> bool:
-        return not await asyncio.to_thread(with_lease, cluster, namespace)
-
-    await eventually(has_gone, within=LONG)
+    await eventually(
+        lambda: asyncio.to_thread(with_lease, cluster, namespace), lambda found: not found, within=LONG
+    )
     return took
 
 
@@ -88,12 +86,8 @@ async def compared(
 ) -> dict[bool, list[float]]:
     """Start kernels of a course with prepared pods and of none in turn; return what they took, in seconds."""
     took: dict[bool, list[float]] = {False: [], True: []}
-
-    async def is_ready() -> bool:
-        return await _is_ready(cluster, namespace)
-
     for _ in range(rounds):
-        await eventually(is_ready, within=LONG)
+        await eventually(lambda: _is_ready(cluster, namespace), within=LONG)
         took[True].append(await _begun(manager, cluster, namespace, prepared, prepared=True))
         took[False].append(await _begun(manager, cluster, namespace, other, prepared=False))
     return took

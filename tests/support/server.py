@@ -92,7 +92,7 @@ async def server(jupyter_env: JupyterEnv) -> AsyncIterator[Server]:
     """Run a server for a test."""
     server = Server(jupyter_env)
     try:
-        await eventually(server.started, within=120)
+        await eventually(server.started)
         yield server
     finally:
         server.process.kill()

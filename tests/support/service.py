@@ -21,7 +21,7 @@ import pytest
 
 from gpu_pool_client import Pool, Process, connect
 from gpu_pool_client._processes import boot_id, pid_namespace
-from support.pools import running, until
+from support.pools import eventually, running
 
 DEVICES = "V100-SXM2-32GB:1"
 #: Reads what to run, a line of JSON each, and forks: importing the program takes most of a second. The
@@ -211,7 +211,7 @@ class Service:
     async def start(self) -> None:
         before = self.log.count(": Serving ")
         process = self.launch()
-        await until(lambda: self.log.count(": Serving ") > before or not process.is_alive(), 120)
+        await eventually(lambda: self.log.count(": Serving ") > before or not process.is_alive())
         assert process.is_alive(), self.log
 
     def answers(self) -> bool:
@@ -225,7 +225,7 @@ class Service:
         if process.is_alive():
             with contextlib.suppress(ProcessLookupError):  # it may end by itself meanwhile
                 os.kill(process.pid, signum)
-        await until(lambda: not process.is_alive())
+        await eventually(lambda: not process.is_alive())
 
 
 @asynccontextmanager

@@ -129,7 +129,7 @@ async def serving_pages(jupyter_env: JupyterEnv, **config: Any) -> AsyncIterator
     """Run a server."""
     server = PagesServer(jupyter_env, **config)
     try:
-        await eventually(server.started, within=120)
+        await eventually(server.started)
         yield server
     finally:
         server.process.kill()

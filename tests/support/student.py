@@ -31,21 +31,21 @@ class Student(Visitor):
         """Choose on the Hub's page, and wait until the server shows JupyterLab."""
         answer = await self.choose(course=choice)
         assert answer.code == 302, error_on(answer) or answer.body.decode()
-
-        async def is_there() -> bool:
-            return "jupyter-config-data" in (await self.open(f"/user/{self.name}/lab")).body.decode()
-
-        await eventually(is_there, within=LONG)
+        await eventually(
+            lambda: self.open(f"/user/{self.name}/lab"),
+            lambda seen: "jupyter-config-data" in seen.body.decode(),
+            within=LONG,
+        )
 
     async def stop_server(self) -> None:
         """Stop it, if there is one, as the Hub's page does, and wait until it is gone."""
         await self.get("/hub/home")
         await self.call("DELETE", f"/hub/api/users/{self.name}/server")
-
-        async def is_gone() -> bool:
-            return not json.loads((await self.call("GET", f"/hub/api/users/{self.name}")).body)["servers"]
-
-        await eventually(is_gone, within=LONG)
+        await eventually(
+            lambda: self.call("GET", f"/hub/api/users/{self.name}"),
+            lambda seen: not json.loads(seen.body)["servers"],
+            within=LONG,
+        )
 
     async def open(self, path: str) -> HTTPResponse:
         """Open a page, wherever it leads."""

@@ -64,11 +64,7 @@ def command_of(pid: int) -> bytes:
 
 async def until_gone(pid: int) -> None:
     """Return once a process has ended."""
-
-    async def is_gone() -> bool:
-        return parent_of(pid) == 0
-
-    await eventually(is_gone)
+    await eventually(lambda: parent_of(pid) == 0)
 
 
 @dataclass
@@ -131,11 +127,7 @@ class Supervised:
 
     async def ended(self) -> int:
         """Return the supervisor's status once it has ended."""
-
-        async def has_ended() -> bool:
-            return self.process.poll() is not None
-
-        await eventually(has_ended)
+        await eventually(lambda: self.process.poll() is not None)
         assert self.process.returncode is not None
         return self.process.returncode
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpu_pool_client import Process
 from gpu_pool_client._remote.bodies import error_of
-from support.pools import until
+from support.pools import eventually
 from support.service import Service
 
 #: Two users who hold nothing on this machine; the second has no name.
@@ -58,7 +58,7 @@ class Users:
         log.touch()
         process = self.service.children.start(code, {}, log, uid)
         self._started.append(process)
-        await until(lambda: log.read_text().endswith("}\n") or not process.is_alive())
+        await eventually(lambda: log.read_text().endswith("}\n") or not process.is_alive())
         return _told(log), process
 
     def close(self) -> None:

@@ -28,11 +28,7 @@ def is_warm(manager: AsyncKernelManager) -> bool:
 
 async def the_template() -> TemplateProcess:
     """Return the only template once it is there and has imported everything, or has failed to."""
-
-    async def is_there() -> bool:
-        return bool(templates().all())
-
-    await eventually(is_there)
+    await eventually(lambda: templates().all())
     (template,) = templates().all()
     await asyncio.to_thread(template.wait_until_ready, 120)
     return template

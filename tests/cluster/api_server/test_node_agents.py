@@ -26,7 +26,7 @@ from support.hub import HubService
 from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, running, volume
 from support.kube_examples import one
 from support.nvml_stub import Machine
-from support.pools import eventually, until
+from support.pools import eventually
 from support.pools import running as sleeping
 from support.service import ForkServer
 from support.stand_in_hub import behind_stand_in
@@ -165,11 +165,7 @@ async def test_the_doctor_counts_the_nodes_whose_agents_are_ready(
         "app.kubernetes.io/component": "node-agent",
     }
     cluster.apply(made, namespace=namespace)
-
-    async def is_ready() -> bool:
-        return (await check_agents([node]))[0].state == "ok"
-
-    await eventually(is_ready, 60)
+    await eventually(lambda: check_agents([node]), lambda seen: seen[0].state == "ok", within=60)
     count, missing = await check_agents([node, "elsewhere"])
     assert count.text == "1 of 2 nodes with GPUs have an agent whose reports are taken"
     assert missing.text == "elsewhere has no agent's pod"
@@ -227,11 +223,7 @@ def scenario(pid: int, mib: int) -> str:
 
 async def kernel(pool: Pool, cluster: Cluster, namespace: str) -> tuple[str, str]:
     """Start a kernel; return its lease's id and its pod's uid."""
-
-    async def started() -> bool:
-        return bool((await pool.status()).devices)
-
-    await eventually(started)
+    await eventually(pool.status, lambda status: status.devices)
     lease = await held(pool)
     await pool.launch(lease.id, command())
     await running(pool, lease.id)
@@ -252,7 +244,9 @@ async def test_an_agent_reports_what_a_kernel_uses(
         with sleeping() as process, in_cgroup(process.pid, f"kubepods/burstable/pod{uid}/{CONTAINER}"):
             machine = Machine(tmp_path, scenario(process.pid, 412))
             with agent(served.url, machine, secret, log):
-                await until(lambda: "not that of the node agents' service account" in log.read_text(), 60)
+                await eventually(
+                    lambda: "not that of the node agents' service account" in log.read_text(), within=60
+                )
                 assert (await pool.activity(lease)).memory_mib is None
                 # The kubelet replaces tokens before they expire.
                 secret.write_text(token(cluster, agent_pod, ACCOUNT, *bound()))
@@ -260,20 +254,18 @@ async def test_an_agent_reports_what_a_kernel_uses(
                 async def uses(mib: int) -> bool:
                     return (await pool.activity(lease)).memory_mib == mib
 
-                await eventually(lambda: uses(412), 60)
+                await eventually(lambda: uses(412), within=60)
                 found = await pool.activity(lease)
                 assert (found.initialised, found.working) == (True, True)
                 assert "is reported to" in log.read_text()
                 machine.show(scenario(process.pid, 500))
-                await eventually(lambda: uses(500), 60)
+                await eventually(lambda: uses(500), within=60)
                 machine.show(scenario(os.getpid(), 7_000))  # a process of the node's own
-                await eventually(lambda: uses(0), 60)
+                await eventually(lambda: uses(0), within=60)
         await pool.release(lease)
-
-        async def peak() -> bool:
-            return [each.peak_mib for each in await pool.history()] == [500]
-
-        await eventually(peak, 60)
+        await eventually(
+            pool.history, lambda history: [each.peak_mib for each in history] == [500], within=60
+        )
     # That they report is no line each.
     assert "node/agents-1" not in served.service.log
 
@@ -285,7 +277,7 @@ async def test_who_is_no_agent_reports_nothing(
     secret, log = tmp_path / "token", tmp_path / "agent.log"
     secret.write_text("x" * 40)
     with agent(served.url, machine, secret, log):
-        await until(lambda: "The cluster does not know this token" in log.read_text(), 60)
+        await eventually(lambda: "The cluster does not know this token" in log.read_text(), within=60)
     secret.unlink()
     with agent(served.url, machine, secret, log):
-        await until(lambda: "cannot be read" in log.read_text(), 60)
+        await eventually(lambda: "cannot be read" in log.read_text(), within=60)

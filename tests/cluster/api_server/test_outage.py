@@ -22,7 +22,7 @@ from support.clusters import hami
 from support.control_plane import write_kubeconfig
 from support.kernel_pods import backend_of, cluster_pool, command, launched, notebook, running, until_pod
 from support.outages import Outage, stoppable_api
-from support.pools import eventually, key, take, until
+from support.pools import eventually, key, take
 
 pytestmark = pytest.mark.long
 HUB = "hub"
@@ -51,7 +51,7 @@ async def pool(outage: Outage, times: ClusterTimes, tmp_path: Path) -> AsyncIter
     server = outage.server
     config = write_kubeconfig(tmp_path / "kubeconfig", server.url, server.token, server.certificate)
     async with cluster_pool(tmp_path / "store.db", config, HUB, times=times) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
 
@@ -147,10 +147,7 @@ async def test_while_the_api_server_is_away_nothing_is_lost_and_nothing_is_grant
 
 
 async def until_names(server: ApiServer, expected: set[str]) -> None:
-    async def are_so() -> bool:
-        return bool(await on_server(names, server) == expected)
-
-    await eventually(are_so, 120)
+    await eventually(lambda: on_server(names, server), lambda seen: seen == expected)
 
 
 async def test_what_the_api_server_forgot_is_listed_again_and_nothing_is_missed(

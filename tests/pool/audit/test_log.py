@@ -27,7 +27,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.audit_logs import content, lines, told
-from support.pools import device, embedded, take, until
+from support.pools import device, embedded, eventually, take
 
 PAGE = Path(__file__).parents[3] / "docs" / "administrator" / "audit.md"
 GRACE = Holder("grace", "ml")
@@ -161,7 +161,7 @@ async def test_what_the_pool_does_by_itself_is_in_nobody_s_name(tmp_path: Path, 
     dead = Process(2**22 + 1, 1, Process.current().boot, Process.current().namespace)
     async with embedded(tmp_path / "store.db", audit_log=str(log)) as pool:
         await take(pool, "1", "gone", Holder("ada", process=dead))
-        await until(lambda: len(lines(log)) == 2)
+        await eventually(lambda: len(lines(log)) == 2)
     granted, ended = lines(log)
     assert (ended["event"], ended["reason"], ended["lease"]) == ("ended", "process-gone", granted["lease"])
     assert not {"by", "via", "request_id"} & ended.keys()

@@ -14,7 +14,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool.store import files
 from gpu_pool_client import EndReason, Holder, LeaseState, Process
 from support.passes import NO_PASSES
-from support.pools import embedded, take, until
+from support.pools import embedded, eventually, take
 
 #: Kernels, which give way.
 ADA, BOB = (Holder(user, yields=True) for user in ("ada", "bob"))
@@ -80,7 +80,7 @@ async def test_nobody_looks_while_nothing_is_decided(
 
     monkeypatch.setattr(there.store, "run", run)
     granted = asyncio.create_task(there.wait(waits))
-    await until(lambda: glances >= 10)
+    await eventually(lambda: glances >= 10)
     assert looked <= 3, "it has looked although nothing was decided"
     await here.release(held)
     await asyncio.wait_for(granted, 60)

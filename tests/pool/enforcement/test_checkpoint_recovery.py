@@ -10,7 +10,7 @@ from gpu_pool.tuning import Tuning
 from gpu_pool_client import LeaseState
 from support.checkpoints import MakeCheckpoint, records, states
 from support.cuda_stub import Driver
-from support.pools import running, until
+from support.pools import eventually, running
 
 #: As if it were long ago that something was suspended.
 LATER = Tuning(parked_within=0.0)
@@ -54,13 +54,13 @@ async def test_nobody_interferes_while_the_program_of_a_killed_pool_is_at_work(
         )
     )
     with running(code) as server:
-        await until(lambda: "checkpoint" in driver.calls(pids[1]))
+        await eventually(lambda: "checkpoint" in driver.calls(pids[1]))
         server.kill()
         server.wait()
     assert checkpoint().recover({"l1": LeaseState.HELD}) == {}
     assert states(driver, pids) == ["checkpointed", "locked"]
     # The program ends itself, and with it its hold on the lease.
-    await until(lambda: checkpoint().recover({"l1": LeaseState.HELD}) or not records(tmp_path))
+    await eventually(lambda: checkpoint().recover({"l1": LeaseState.HELD}) or not records(tmp_path))
     assert states(driver, pids) == ["running"] * 2
 
 

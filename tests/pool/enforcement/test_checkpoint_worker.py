@@ -20,7 +20,7 @@ from gpu_pool.tuning import Tuning
 from gpu_pool_client import LeaseState
 from support.checkpoints import MakeCheckpoint, records
 from support.cuda_stub import Driver
-from support.pools import running, until
+from support.pools import eventually, running
 
 #: The driver may take so long, and processes hold so little that copying adds nothing.
 IMPATIENT = Tuning(driver_within=5, driver_lock_ms=1)
@@ -87,7 +87,7 @@ async def test_it_ends_when_it_has_nothing_to_do(
 ) -> None:
     pool = checkpoint(Tuning(driver_idle=0.1))
     pool.suspend("l1", [pid], "GPU-1")
-    await until(lambda: not is_there(driver.workers()[0]))
+    await eventually(lambda: not is_there(driver.workers()[0]))
     pool.restore("l1")
     assert driver.state(pid) == "running"
 
@@ -169,7 +169,7 @@ async def test_one_that_is_killed_between_two_jobs_is_replaced(
     pool.suspend("l1", [pid], "GPU-1")
     (worker,) = driver.workers()
     os.kill(worker, signal.SIGKILL)
-    await until(lambda: not is_there(worker))
+    await eventually(lambda: not is_there(worker))
     pool.restore("l1")
     assert driver.state(pid) == "running"
 
@@ -210,7 +210,7 @@ async def test_host_memory_that_is_about_to_be_taken_on_one_device_is_not_given_
     with driver.process(10, gpu=2) as other:
         driver.scenario("gpus 2", f"hold lock {other}")
         hanging = asyncio.ensure_future(asyncio.to_thread(pool.suspend, "l2", [other], "GPU-2"))
-        await until(lambda: "lock" in driver.calls(other))
+        await eventually(lambda: "lock" in driver.calls(other))
         with pytest.raises(NotSuspended, match="and 5 of the 15 MiB"):
             pool.suspend("l1", [pid], "GPU-1")
         driver.scenario("gpus 2")
@@ -223,7 +223,7 @@ async def test_what_was_moved_and_cannot_be_recorded_is_brought_back(
 ) -> None:
     driver.scenario(f"hold checkpoint {pid}")
     parking = asyncio.ensure_future(asyncio.to_thread(checkpoint().suspend, "l1", [pid], "GPU-1"))
-    await until(lambda: "checkpoint" in driver.calls(pid))
+    await eventually(lambda: "checkpoint" in driver.calls(pid))
     (tmp_path / "suspended/.all").unlink()
     (tmp_path / "suspended/.all").mkdir()
     driver.scenario()
@@ -260,7 +260,7 @@ async def test_it_ends_with_a_pool_that_is_killed(driver: Driver, pid: int, tmp_
         (worker,) = driver.workers()
         assert is_there(worker)
         server.kill()
-        await until(lambda: not is_there(worker))
+        await eventually(lambda: not is_there(worker))
 
 
 async def test_what_a_killed_pool_has_begun_is_undone_so_that_the_kernel_runs_on(
@@ -268,12 +268,12 @@ async def test_what_a_killed_pool_has_begun_is_undone_so_that_the_kernel_runs_on
 ) -> None:
     driver.scenario(f"hold checkpoint {pid}")
     with running(a_pool(tmp_path, pid)) as server:
-        await until(lambda: "checkpoint" in driver.calls(pid))
+        await eventually(lambda: "checkpoint" in driver.calls(pid))
         server.kill()
         server.wait()
     driver.scenario()
     (worker,) = driver.workers()
-    await until(lambda: not is_there(worker))
+    await eventually(lambda: not is_there(worker))
     assert driver.calls(pid) == ["lock", "checkpoint", "restore", "unlock"]
     assert driver.state(pid) == "running"
     assert checkpoint(Tuning(parked_within=0.0)).recover({"l1": LeaseState.HELD}) == {}

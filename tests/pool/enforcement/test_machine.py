@@ -31,7 +31,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.passes import NO_PASSES
-from support.pools import ME, V100, device, embedded, key, until
+from support.pools import ME, V100, device, embedded, eventually, key
 
 HALF = parse_request("50%")
 
@@ -149,7 +149,7 @@ async def test_a_request_that_is_cancelled_while_its_slice_is_opened_leaves_noth
         before_last = opened.core.reconciler.counts["set bursts"]
         done = before_last.times
         passing = asyncio.create_task(opened.core.reconciler.once())
-        await until(lambda: before_last.times > done)
+        await eventually(lambda: before_last.times > done)
         tier.may_open.set()  # in the pass's last step, which has begun
         await passing
         assert tier.told[-2:] == ["open 50%", "close 50%"]

@@ -30,7 +30,7 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.cuda_stub import Driver
-from support.pools import ME, until
+from support.pools import ME, eventually
 
 H100 = Device("GPU-1", 0, "NVIDIA H100", 81559, driver="580.95.05")
 ANOTHER = replace(H100, uuid="GPU-2", index=1)
@@ -98,7 +98,7 @@ async def test_it_is_moved_back_where_whoever_it_gave_way_to_goes_meanwhile(
     assert (await pool.get_lease(lease.id)).asked_back is EndReason.YIELDED
     driver.scenario(f"hold lock {pid}")
     going = asyncio.ensure_future(pool.park(lease.id, yields=True))
-    await until(lambda: "lock" in driver.calls(pid))
+    await eventually(lambda: "lock" in driver.calls(pid))
     await pool.release(waits.id)
     driver.scenario("")
     assert (await going).state is LeaseState.HELD
@@ -118,7 +118,7 @@ async def test_a_driver_that_hangs_on_one_gpu_holds_up_nobody_on_another(
                 await pool.attach(lease.id, identity(user))
             driver.scenario("gpus 2", f"hold lock {other}")
             hanging = asyncio.ensure_future(pool.park(leases[1].id))
-            await until(lambda: "lock" in driver.calls(other))
+            await eventually(lambda: "lock" in driver.calls(other))
             await pool.park(leases[0].id)
             await pool.resume(leases[0].id)
             assert driver.calls(pid) == ["lock", "checkpoint", "restore", "unlock"]
@@ -136,7 +136,7 @@ async def test_nothing_is_left_of_what_calls_the_driver_when_a_pool_closes(
         await pool.park(lease.id)
         (worker,) = driver.workers()
         assert Process.of(worker) is not None
-    await until(lambda: Process.of(worker) is None)
+    await eventually(lambda: Process.of(worker) is None)
 
 
 async def test_it_keeps_its_slice_where_the_driver_refuses(pool: Pool, driver: Driver, pid: int) -> None:
@@ -167,7 +167,7 @@ async def test_what_cannot_be_brought_back_is_ended_and_not_left_broken(
     driver.scenario(f"fail restore {pid} 999")
     with pytest.raises(LeaseGone):
         await pool.resume(lease.id)
-    await until(lambda: Process.of(pid) is None)
+    await eventually(lambda: Process.of(pid) is None)
     assert (await pool.get_lease(lease.id)).end_reason is EndReason.NOT_RESTORED
 
 
@@ -212,4 +212,4 @@ async def test_what_was_moved_away_for_a_lease_that_has_ended_is_ended(
         await first.release(lease.id)
     async with open_pool(tmp_path, driver, checkpoint=True) as second:
         await second.status()
-    await until(lambda: Process.of(pid) is None)
+    await eventually(lambda: Process.of(pid) is None)

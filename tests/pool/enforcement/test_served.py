@@ -15,7 +15,7 @@ import pytest
 from gpu_pool_client import LeaseState, Pool, PoolUnreachable, Strength, connect, parse_request
 from support import mps_stub
 from support.mps_stub import V100, Stub
-from support.pools import ME, key, until
+from support.pools import ME, eventually, key
 
 pytestmark = pytest.mark.long
 SCENARIO = f"driver 550.54.14\ngpu {V100.uuid} {V100.model}\nmemory 32768 274\nbus 1\n"
@@ -62,7 +62,7 @@ class Served:
     async def pool(self) -> Pool:
         """Return the pool once it answers."""
         log = self.folder / "log"
-        await until(lambda: ": Serving " in log.read_text() or self.process.poll() is not None, within=120)
+        await eventually(lambda: ": Serving " in log.read_text() or self.process.poll() is not None)
         assert self.process.poll() is None, log.read_text()
         return connect(self.url)
 

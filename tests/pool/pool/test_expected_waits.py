@@ -14,7 +14,7 @@ from gpu_pool.policy.queue import Policy, Situation, Usage
 from gpu_pool.policy.queue_state import HoldingTime
 from gpu_pool.pool import expected_waits
 from gpu_pool.pool.expected_waits import ExpectedWaits
-from support.pools import V100, embedded, take, until
+from support.pools import V100, embedded, eventually, take
 from support.queues import RULES, holding, statuses, waiter
 
 STAYS = [HoldingTime("", 1000, 60.0 * minutes) for minutes in (10, 20, 30, 40, 50)]
@@ -85,7 +85,7 @@ async def test_few_at_once_keep_it_busy_and_the_line_is_worked_out_all_the_same(
         )
         assert not waits.are_due
         may_end.set()
-        await until(lambda: waits.of(1) is not None)
+        await eventually(lambda: waits.of(1) is not None)
     assert begun == list(many[:most])
     # Their places are free again.
     waits.patience = PATIENT
@@ -105,5 +105,5 @@ async def test_whoever_waits_is_told_for_how_long_once_enough_is_known(tmp_path:
             held = (await pool.status()).leases[0].held_at
             assert held is not None
             longest_past = max(each.held_seconds for each in await pool.history())
-            await until(lambda held=held, past=longest_past: time.time() - held > past)  # type: ignore[misc]
+            await eventually(lambda held=held, past=longest_past: time.time() - held > past)  # type: ignore[misc]
             assert ((await pool.explain(waiting)).wait is not None) is is_told

@@ -13,7 +13,7 @@ import pytest
 from gpu_pool_client import Holder, NotAllowed, connect, parse_request
 from gpu_pool_client._remote.exchange import ask
 from support.hub import ADMIN, Hub, serving_hub
-from support.pools import take, until
+from support.pools import eventually, take
 from support.service import ForkServer, Service, serving
 from support.users import NOBODY, Users
 
@@ -93,7 +93,7 @@ async def test_a_lease_that_is_not_heard_of_expires_in_nobodys_name(
     settings = f"c.ServeApp.ttl = 1\n{logging_to(log)}"
     async with serving_hub(children, hub, folder / "pool", settings) as behind:
         await behind.take(await hub.token("ada"))
-        await until(lambda: len(lines(log)) == 2, 120)
+        await eventually(lambda: len(lines(log)) == 2)
         assert (lines(log)[1]["reason"], "by" in lines(log)[1]) == ("expired", False)
 
 
@@ -103,7 +103,7 @@ async def test_it_is_opened_anew_on_a_signal(children: ForkServer, folder: Path)
         log.rename(folder / "audit.1")
         assert service.process
         os.kill(service.process.pid, signal.SIGHUP)
-        await until(log.exists)
+        await eventually(log.exists)
         assert service.process.is_alive()
         async with connect(service.url) as pool:
             await take(pool, "2%", "key")
@@ -126,6 +126,6 @@ async def test_a_service_does_not_start_with_a_log_that_cannot_be_written(
     service = Service(children, folder / "pool")
     service.configure(logging_to(folder / "missing" / "audit.jsonl"))
     process = service.launch()
-    await until(lambda: not process.is_alive(), 120)
+    await eventually(lambda: not process.is_alive())
     assert "cannot be written: No such file or directory" in service.log
     assert "c.PoolSettings.audit_log" in service.log

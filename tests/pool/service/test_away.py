@@ -20,7 +20,6 @@ from gpu_pool_provisioner.session import SessionTimes, State
 from gpu_pool_provisioner.settings import default_outage_timeout
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
-from support.pools import until
 from support.service import Service
 
 WAITS = "Your kernel starts once the pool answers (waiting"
@@ -235,11 +234,9 @@ async def test_a_start_that_is_cancelled_meanwhile_leaves_nothing(
         await asyncio.wait_for(start, 120)
     assert stopped.process is not None
     os.kill(stopped.process.pid, signal.SIGCONT)
-
-    async def is_withdrawn() -> bool:
-        return [row.reason for row in await served.pool.history()] == ["withdrawn"]
-
-    await eventually(is_withdrawn)
+    await eventually(
+        lambda: served.pool.history(), lambda history: [row.reason for row in history] == ["withdrawn"]
+    )
     assert await served.is_empty()
 
 
@@ -269,7 +266,7 @@ async def test_a_request_whose_answer_was_lost_is_not_made_twice(
     monkeypatch.setattr(jupyter_env.pool, "request", lose_the_first)
     driver = await jupyter_env.asking()
     assert driver.session.away, "its answer was not lost"
-    await until(lambda: driver.session.lease_id)
+    await eventually(lambda: driver.session.lease_id)
     assert [each.id for each in await jupyter_env.leases()] == [driver.session.lease_id]
 
 

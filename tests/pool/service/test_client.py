@@ -38,7 +38,7 @@ from gpu_pool_client._remote.client import RemotePool, RetryTimes
 from gpu_pool_client._remote.endpoints import SYSTEM_SOCKET, unix_endpoint
 from gpu_pool_client._remote.exchange import ask
 from support.open_files import connections_to
-from support.pools import embedded, eventually, key, take, until
+from support.pools import embedded, eventually, key, take
 from support.service import ForkServer, Service, serving
 from support.streams import closing as stream_closing
 
@@ -155,7 +155,7 @@ async def test_a_cancelled_wait_keeps_no_connection(service: Service, pool: Pool
     await take(pool, "1", "held")
     lease = await take(pool, "1", "next")
     waits = [asyncio.create_task(pool.wait(lease)) for _ in range(10)]
-    await until(lambda: connections_to(service.socket) == 10)
+    await eventually(lambda: connections_to(service.socket) == 10)
     for wait in waits:
         wait.cancel()
     await asyncio.wait(waits)
@@ -168,7 +168,7 @@ async def test_a_cancelled_request_leaves_nothing_behind(service: Service, pool:
     assert service.process
     os.kill(service.process.pid, signal.SIGSTOP)
     request = asyncio.create_task(take(pool, "2%", "key"))
-    await until(lambda: connections_to(service.socket) == 1)
+    await eventually(lambda: connections_to(service.socket) == 1)
     await asyncio.sleep(0)
     request.cancel()
     os.kill(service.process.pid, signal.SIGCONT)
@@ -230,7 +230,7 @@ async def test_a_verb_is_repeated_only_where_its_row_says_so(
         await more.wind(lease, 60)
     assert way.lost == 1
     renewing = asyncio.create_task(more.renew(lease, 60))
-    await until(lambda: way.lost > 3)
+    await eventually(lambda: way.lost > 3)
     way.loses = False
     assert (await renewing).id == lease
 
@@ -243,11 +243,7 @@ async def test_a_request_whose_answer_never_came_is_withdrawn(
         await take(behind, "2%", "key")
     assert len((await pool.status()).leases) == 1
     way.loses = False
-
-    async def is_withdrawn() -> bool:
-        return [row.reason for row in await pool.history()] == ["withdrawn"]
-
-    await eventually(is_withdrawn)
+    await eventually(pool.history, lambda history: [row.reason for row in history] == ["withdrawn"])
     assert (await pool.status()).leases == ()
 
 

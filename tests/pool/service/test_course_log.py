@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool.courses import Courses, FileProblem, parse_course
 from gpu_pool.service.course_log import changes
-from support.pools import until
+from support.pools import eventually
 from support.service import ForkServer, Service, serving
 from support.terminal import Terminal
 
@@ -49,18 +49,18 @@ async def test_what_is_wrong_is_logged_at_the_start_as_it_comes_and_as_it_is_men
         assert "WARNING: Courses: old.yaml, line 3: longest_lease: '90' has no unit" in start
         assert "Courses: offered from now on: good, old" in start
         (folder / "good.yaml").write_text(GOOD + "wieght: 2\n")
-        await until(lambda: "good.yaml, line 3: there is no field 'wieght'" in service.log)
+        await eventually(lambda: "good.yaml, line 3: there is no field 'wieght'" in service.log)
         assert "Its last good version stays in force, until this service ends." in service.log
         found = health(service)
         assert ("broken", f"{wrong[:-1]}; the course is not offered") in found
         text = "there is no field 'wieght'; its last good version is in force until the service ends"
         assert ("note", f"good.yaml, line 3: {text}") in found
         (folder / "bad.yaml").write_text(GOOD)
-        await until(lambda: "Courses: corrected, and in force: bad.yaml" in service.log)
+        await eventually(lambda: "Courses: corrected, and in force: bad.yaml" in service.log)
         (folder / "old.yaml").unlink()
-        await until(lambda: "no longer offered, since its file is gone: old" in service.log)
+        await eventually(lambda: "no longer offered, since its file is gone: old" in service.log)
         folder.rename(tmp_path / "away")  # noqa: ASYNC240 - the service is another process
-        await until(lambda: "Courses: courses: the folder cannot be read" in service.log)
+        await eventually(lambda: "Courses: courses: the folder cannot be read" in service.log)
         assert service.log.count(wrong) == 1
         assert "Traceback" not in service.log
 

@@ -46,9 +46,5 @@ async def test_a_full_disk_is_called_so_the_pool_is_shown_and_releases_go_throug
             disk.empty()
             await pool.release(lease)
             assert lease not in {each.id for each in (await pool.status()).leases}
-
-            async def is_well() -> bool:
-                return (await health(service))[0] == 200
-
-            await eventually(is_well)
+            await eventually(lambda: health(service), lambda seen: seen[0] == 200)
             assert "The pool can be written again" in service.log

@@ -146,11 +146,9 @@ async def test_a_notebook_is_told_of_a_change_of_its_course(
         assert await pool.offers(Holder("")) == (parse_request("2%"),)
         changed = FILE.format(name="intro", who=COURSES["intro"]).replace("2%", "4%")
         (tmp_path / "intro.yaml").write_text(changed)
-
-        async def has_changed() -> bool:
-            return await pool.offers(Holder("", "intro")) == (parse_request("4%"),)
-
-        await eventually(has_changed)
+        await eventually(
+            lambda: pool.offers(Holder("", "intro")), lambda seen: seen == (parse_request("4%"),)
+        )
         words = (
             "offers 4% .*the course has changed: reload the page, or else stop your server and start it again"
         )

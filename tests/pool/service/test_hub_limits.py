@@ -15,7 +15,7 @@ from gpu_pool.service.hub import HubUser
 from gpu_pool_client._remote.bodies import PROBLEM_TYPE
 from gpu_pool_client._remote.exchange import ask
 from support.hub import PREFIX, Hub, HubService, serving_hub
-from support.pools import until
+from support.pools import eventually
 from support.service import ForkServer, is_closed
 from support.stand_in_hub import behind_stand_in
 
@@ -62,7 +62,7 @@ async def test_there_are_so_many_connections_and_no_more_and_the_socket_is_free(
     async with serving_hub(children, hub, folder / "pool", "c.ServeApp.max_clients = 5") as behind:
         with ExitStack() as stack:
             some = [stack.enter_context(connected(behind)) for _ in range(9)]
-            await until(lambda: sum(map(is_closed, some)) >= 4)
+            await eventually(lambda: sum(map(is_closed, some)) >= 4)
             answer = await ask(behind.service.socket, "GET", "/api/v1/health", None, 20)
             assert answer.status == 200
         assert "TCP: 5 connections already" in behind.service.log

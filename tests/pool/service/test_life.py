@@ -27,7 +27,7 @@ from gpu_pool_client._remote.client import RemotePool, RetryTimes
 from gpu_pool_client._remote.endpoints import unix_endpoint
 from gpu_pool_client._remote.exchange import ask
 from support.open_files import connections_to
-from support.pools import ME, eventually, identity, running, take, until
+from support.pools import ME, eventually, identity, running, take
 from support.service import ForkServer, Service, serving
 
 
@@ -75,11 +75,7 @@ async def test_stopped_and_started_again_it_grants_to_those_who_wait(
 ) -> None:
     held = await take(pool, "1", "held")
     acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", timeout))
-
-    async def is_queued() -> bool:
-        return bool((await pool.status()).queue)
-
-    await eventually(is_queued)
+    await eventually(pool.status, lambda status: status.queue)
     await service.end()
     assert await asyncio.wait([acquiring], timeout=2) == (set(), {acquiring})
     await service.start()
@@ -110,7 +106,7 @@ async def test_a_service_that_stops_says_so_only_to_those_who_have_time_left(
     waiting = await take(pool, "1", "next")
     address = f"/api/v1/leases/{waiting}/wait?last=1&seconds="
     long = asyncio.create_task(ask(service.socket, "GET", f"{address}60", None, 90))
-    await until(lambda: connections_to(service.socket) == 1)
+    await eventually(lambda: connections_to(service.socket) == 1)
     await asyncio.sleep(1)
     assert (await ask(service.socket, "GET", f"{address}0", None, 20)).status == 409
     await service.end()
@@ -124,21 +120,13 @@ async def test_who_gives_up_while_it_is_away_is_withdrawn_once_it_is_back(
     pool = RemotePool(unix_endpoint(service.url), RetryTimes(known=0.1, again_after=0.1))
     held = await take(pool, "1", "held")
     acquiring = asyncio.create_task(pool.acquire(parse_request("1"), ME, "next", 10))
-
-    async def is_queued() -> bool:
-        return bool((await pool.status()).queue)
-
-    await eventually(is_queued)
+    await eventually(pool.status, lambda status: status.queue)
     await service.end(signal.SIGKILL)
     # This test's process lives on, so nothing else ends what it asked for.
     with pytest.raises(PoolUnreachable):
         await acquiring
     await service.start()
-
-    async def is_withdrawn() -> bool:
-        return [row.reason for row in await pool.history()] == ["withdrawn"]
-
-    await eventually(is_withdrawn)
+    await eventually(pool.history, lambda history: [row.reason for row in history] == ["withdrawn"])
     assert [each.id for each in (await pool.status()).leases] == [held]
 
 
@@ -151,7 +139,7 @@ async def test_a_service_whose_store_was_lost_says_so_and_does_not_serve(
     store = service.folder / "store.db"
     store.rename(service.folder / "kept.db")
     process = service.launch()
-    await until(lambda: not process.is_alive(), 60)
+    await eventually(lambda: not process.is_alive(), within=60)
     assert f"store, {store}, is missing" in service.log
     assert f"rm -r {store}.lock {store}.owner" in service.log
     (service.folder / "kept.db").rename(store)
@@ -208,7 +196,7 @@ async def test_a_second_service_is_refused(service: Service, pool: Pool) -> None
     first = service.process
     assert first
     second = service.launch()
-    await until(lambda: not second.is_alive())
+    await eventually(lambda: not second.is_alive())
     service.process = first
     assert f"{service.socket} is already served by process {first.pid}" in service.log
     assert (await pool.status()).leases == ()

@@ -17,7 +17,7 @@ import pytest
 from gpu_pool_client import GpuPoolError, Holder, LeaseGone, LeaseState, OverQuota, Pool, connect
 from gpu_pool_client._remote.bodies import PROBLEM_TYPE
 from gpu_pool_client._remote.exchange import ask
-from support.pools import take, until
+from support.pools import eventually, take
 from support.service import ForkServer, Service, is_closed, serving
 
 
@@ -89,7 +89,7 @@ async def test_whoever_does_not_take_an_answer_loses_the_connection(
         for number in range(300):
             await take(pool, "1", f"key-{number}", Holder("ada", kernel="x" * 200))
         with connected(service, b"GET /api/v1/status HTTP/1.1\r\nHost: x\r\n\r\n") as connection:
-            await until(lambda: is_hung_up(connection))
+            await eventually(lambda: is_hung_up(connection))
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
         assert len((await pool.status()).queue) == 299
 
@@ -99,7 +99,7 @@ async def test_one_user_has_so_many_connections_and_no_more(children: ForkServer
         with ExitStack() as stack:
             some = [stack.enter_context(connected(service)) for _ in range(9)]
             # Not at once five are left if the one that found out that it listens is still among them.
-            await until(lambda: sum(map(is_closed, some)) >= 4)
+            await eventually(lambda: sum(map(is_closed, some)) >= 4)
         async with connect(service.url) as pool:
             assert (await pool.status()).leases == ()
 

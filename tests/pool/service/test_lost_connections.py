@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from gpu_pool_client import LeaseState, connect
-from support.pools import take, until
+from support.pools import eventually, take
 from support.service import ForkServer, serving
 
 #: Run by the service first: to hand out a slice that was waited for takes until that is cancelled.
@@ -36,6 +36,6 @@ async def test_a_wait_that_is_cut_off_at_its_end_keeps_the_slice(children: ForkS
             with closing(socket.socket(socket.AF_UNIX)) as connection:
                 connection.connect(str(service.socket))
                 connection.sendall(f"GET /api/v1/leases/{lease}/wait HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-                await until((folder / "begun").exists)
-            await until((folder / "cut-off").exists)
+                await eventually((folder / "begun").exists)
+            await eventually((folder / "cut-off").exists)
             assert (await pool.get_lease(lease)).state is LeaseState.HELD

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_pool_client import BadRequest, LeaseState, NotAllowed, Pool, Process
-from support.pools import identity, running, take, until
+from support.pools import eventually, identity, running, take
 from support.service import Service
 from support.users import NOBODY, SOMEBODY, Users
 
@@ -31,7 +31,7 @@ async def test_a_process_of_the_callers_own_keeps_the_lease(users: Users, pool: 
     lease_id = await users.run(NOBODY, f"{TAKE}await pool.attach(lease.id, {child!r})\nreturn lease.id")
     assert [lease.id for lease in (await pool.status()).leases] == [lease_id]
     os.kill(child.pid, 9)
-    await until(lambda: not child.is_alive())
+    await eventually(lambda: not child.is_alive())
     assert (await pool.status()).leases == ()
 
 

@@ -108,11 +108,7 @@ async def test_a_node_that_was_silent_is_asked_again_while_what_is_known_stays_i
     host.look_again()  # while it is asked
     assert host.look() == long_ago
     may_answer.set()
-
-    async def is_known() -> bool:
-        return host.others is not None and not host.others.problems
-
-    await eventually(is_known)
+    await eventually(lambda: host.others is not None and not host.others.problems)
     assert asked == [long_ago]
     finds.append(_KNOWN)
     assert StepHost("7", "n1", store).look().problems == {}
@@ -139,11 +135,7 @@ async def test_what_is_known_stays_in_use_where_slurm_does_not_answer_and_it_is_
     host = StepHost("7", "n1", store)
     host.look()
     host.look_again()
-
-    async def has_asked() -> bool:
-        return not finds and host.others is not None and not host.others.is_due()
-
-    await eventually(has_asked)
+    await eventually(lambda: not finds and host.others is not None and not host.others.is_due())
     expected = replace(before, problems=before.problems or {"": "Slurm does not answer."})
     for each in (host, StepHost("7", "n1", store)):
         assert replace(each.look(), asked_at=0.0) == expected

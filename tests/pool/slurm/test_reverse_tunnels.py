@@ -27,10 +27,7 @@ async def _told(tunnels: ReverseTunnels, name: str, port: int = 0) -> dict[str, 
 
 
 async def _connected(tunnels: ReverseTunnels, name: str) -> Mapping[str, int]:
-    async def is_connected() -> bool:
-        return bool(tunnels.ports(name))
-
-    await eventually(is_connected)
+    await eventually(lambda: tunnels.ports(name))
     return tunnels.ports(name)
 
 
@@ -63,11 +60,7 @@ async def test_a_job_that_connects_anew_is_reached_at_the_same_ports(tunnels: Re
     first = asyncio.create_task(reverse_tunnel.serve(told))
     before = await _connected(tunnels, "1-a")
     await _end(first)
-
-    async def is_lost() -> bool:
-        return not tunnels.ports("1-a")
-
-    await eventually(is_lost)
+    await eventually(lambda: not tunnels.ports("1-a"))
     again = asyncio.create_task(reverse_tunnel.serve(told))
     assert await _connected(tunnels, "1-a") == before
     await _end(again)

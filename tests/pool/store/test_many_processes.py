@@ -19,7 +19,7 @@ import pytest
 from gpu_pool.store.database import Database
 from gpu_pool.store.locks import FairLock
 from gpu_pool_client import EndReason, LeaseState
-from support.pools import embedded, running, take, until
+from support.pools import embedded, eventually, running, take
 
 TESTS = Path(__file__).parents[2]
 
@@ -160,7 +160,7 @@ async def test_the_lock_serves_in_the_order_of_arrival_even_when_a_waiter_is_kil
             waiter = context.Process(target=_queue, args=(path, str(number), said))
             waiter.start()
             waiters.append(waiter)
-            await until(lambda ticket=number + 2: _is_queued(path, ticket))
+            await eventually(lambda ticket=number + 2: _is_queued(path, ticket))
         for dead in (2, 3):
             waiters[dead].kill()
             waiters[dead].join()

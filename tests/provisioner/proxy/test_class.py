@@ -86,15 +86,12 @@ def place(cell: Cell) -> int | None:
 async def settled(cells: list[Cell], holders: int) -> None:
     """Wait until so many have run, and the others show their places, each its own."""
 
-    async def so_many_have_run() -> bool:
-        return sum(cell.reply is not None for cell in cells) == holders
-
     async def all_positions_are_shown() -> bool:
         shown = [place(cell) for cell in cells if cell.reply is None]
         return sorted(each or 0 for each in shown) == list(range(1, len(cells) - holders + 1))
 
-    await eventually(so_many_have_run, TIMEOUT)
-    await eventually(all_positions_are_shown, TIMEOUT)
+    await eventually(lambda: sum(cell.reply is not None for cell in cells) == holders, within=TIMEOUT)
+    await eventually(all_positions_are_shown, within=TIMEOUT)
 
 
 async def nothing_is_left(jupyter_env: JupyterEnv) -> None:
@@ -183,14 +180,14 @@ async def test_thirty_lend_their_slices_to_thirty_others_and_find_their_variable
     settings = {"PoolSettings": {"default_course": {"idle_limit": "1s"}}}
     (tmp_path / "config" / "gpu_pool_config.json").write_text(json.dumps(settings))
     kernel = jupyter_env.install("three", "3%", ready_timeout=300)
-
-    async def all_are_parked() -> bool:
-        return {lease.state for lease in await jupyter_env.leases()} == {LeaseState.PARKED}
-
     first = await enrol(kernel, 30)
     cells = [student.page.run(f"kept = {number}") for number, student in enumerate(first)]
     await asyncio.gather(*(cell.done(TIMEOUT) for cell in cells))
-    await eventually(all_are_parked, TIMEOUT)
+    await eventually(
+        jupyter_env.leases,
+        lambda leases: {lease.state for lease in leases} == {LeaseState.PARKED},
+        within=TIMEOUT,
+    )
 
     assert (await jupyter_env.fill("10%")).state is LeaseState.HELD
     second, bell = await enrol(kernel, 30), tmp_path / "bell"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_client import Device
-from support.pools import identity, running, until
+from support.pools import eventually, identity, running
 from support.watchdog import watched_pool
 
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
@@ -62,7 +62,7 @@ async def test_unmanaged_processes_that_are_ended_are_told(tmp_path: Path, nvml:
         with sleeper("nobody") as unmanaged:
             there.scene(CARD, f"process {unmanaged.pid} 500")
             there.look(30, times=4)
-            await until(lambda: unmanaged.poll() == -signal.SIGTERM)
+            await eventually(lambda: unmanaged.poll() == -signal.SIGTERM)
     (told,) = lines(log)
     assert (told["event"], told["process"], told["user"]) == (
         "unmanaged-process-ended",

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_pool_client import Device
 from support import nvml_stub
-from support.pools import identity, running, until
+from support.pools import eventually, identity, running
 from support.watchdog import WatchedPool, watched_pool
 
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
@@ -53,7 +53,7 @@ async def test_unmanaged_processes_are_ended_where_that_is_wanted_but_for_those_
                 f"process {drawing.pid} 12 graphics",
             )
             there.look(30, times=4)
-            await until(lambda: nobody.poll() == -signal.SIGTERM)
+            await eventually(lambda: nobody.poll() == -signal.SIGTERM)
             there.look(30, times=4)
             assert (root.poll(), drawing.poll()) == (None, None)
         finally:

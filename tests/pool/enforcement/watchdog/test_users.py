@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Device, EndReason, Holder, Lease, LeaseState, Process, parse_request
-from support.pools import ENDS_ITS_FIRST_THREAD, identity, running, until
+from support.pools import ENDS_ITS_FIRST_THREAD, eventually, identity, running
 from support.watchdog import WatchedPool, watched_pool
 
 V100 = Device("GPU-0", 0, "Tesla V100-SXM2-32GB", 32768)
@@ -45,7 +45,7 @@ async def test_a_process_whose_first_thread_has_ended_is_guarded_like_any_other(
         assert kernel.stdout.readline() == "alone\n"
         there.scene(CARD, f"process {kernel.pid} 900")
         there.look(10, times=14)
-        await until(lambda: kernel.poll() is not None)
+        await eventually(lambda: kernel.poll() is not None)
         there.look()
     assert (await there.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
 
@@ -63,7 +63,7 @@ async def test_a_process_of_another_user_is_unmanaged_and_outlives_what_it_desce
         assert there.look(10, times=3)["unmanaged"] == [anothers.pid]
         for _ in range(20):
             there.look(10)
-        await until(lambda: kernel.poll() is not None)
+        await eventually(lambda: kernel.poll() is not None)
         assert anothers.is_alive()
         os.kill(anothers.pid, signal.SIGKILL)
 
@@ -85,7 +85,7 @@ async def test_a_lease_with_nothing_attached_is_judged_by_its_keeper(there: Watc
         assert "its processes are ended" in notice
         assert "interrupted" not in notice
         there.look(10, times=8)
-        await until(lambda: keeper.poll() == -signal.SIGTERM)
+        await eventually(lambda: keeper.poll() == -signal.SIGTERM)
         there.look()
         assert child.is_alive(), "only what uses too much itself is ended"
         os.kill(child.pid, signal.SIGKILL)
@@ -137,7 +137,7 @@ async def test_unmanaged_processes_do_not_hide_behind_a_name(tmp_path: Path, nvm
                 there.look(30, times=2)
                 there.look(30, times=2)
                 if ends:
-                    await until(lambda process=process: process.poll() is not None)
+                    await eventually(lambda process=process: process.poll() is not None)
                 assert (process.poll() is not None) is ends
                 process.kill()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool_client import Device, EndReason, Holder, LeaseState, Process, parse_request
-from support.pools import identity, running, until
+from support.pools import eventually, identity, running
 from support.watchdog import WatchedPool, watched_pool
 
 #: Has 300 MiB of the machine's memory, and says so.
@@ -143,8 +143,8 @@ async def test_what_stays_over_its_memory_is_warned_then_interrupted_then_ended(
         assert there.look(1)["evicted"] == sorted([kernel.pid, child])
         assert kernel.poll() is None, "it ignores SIGTERM"
         there.look(5)
-        await until(lambda: kernel.poll() == -signal.SIGKILL)
-        await until(lambda: child_process.is_alive() is False)
+        await eventually(lambda: kernel.poll() == -signal.SIGKILL)
+        await eventually(lambda: child_process.is_alive() is False)
         there.look(1)
     ended = await there.pool.get_lease(lease.id)
     assert (ended.state, ended.end_reason) == (LeaseState.ENDED, EndReason.OVER_MEMORY)
