@@ -34,11 +34,7 @@ async def test_a_slice_is_given_back_once_the_service_is_back(children: ForkServ
         await service.end(signal.SIGKILL)
         await give_back(mine)
         await service.start()
-
-        async def is_back() -> bool:
-            return not (await pool.status()).leases
-
-        await eventually(is_back)
+        await eventually(pool.status, lambda status: not status.leases)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from gpu_pool_client._background import in_background
 from support.frameworks import write_torch
 from support.frontend import Frontend, frontend
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers
-from support.pools import until
+from support.pools import eventually
 from support.warm_kernels import start, until_ready
 
 #: 10% of 32 GiB, less what CUDA and its libraries take; and the same of 2%.
@@ -113,7 +113,7 @@ async def test_a_kernel_that_gets_a_limit_while_a_cell_runs_follows_when_that_ha
         ends = tmp_path / "ends"
         waits = f"while not os.path.exists({str(ends)!r}): time.sleep(0.01)"
         cell = page.run(f"import os, time; print('runs', flush=True)\n{waits}")
-        await until(lambda: cell.outputs)
+        await eventually(lambda: cell.outputs)
         resized = await in_background(km.provisioner._driver.resize("2%..10%"))
         assert resized.granted
         ends.touch()

@@ -144,11 +144,7 @@ async def test_a_dump_that_never_ends_is_given_up(there: Path) -> None:
 async def test_a_kernel_that_is_shut_down_while_its_image_is_finished_leaves_none(there: Path) -> None:
     kept = await launched(there)
     sleeping = asyncio.create_task(kept.sleep(lease()))
-
-    async def is_written() -> bool:
-        return (there / "begun").exists()
-
-    await eventually(is_written)
+    await eventually(lambda: (there / "begun").exists())
     sleeping.cancel()
     kept.end()
     with pytest.raises(asyncio.CancelledError):
@@ -191,20 +187,13 @@ async def test_what_killed_dumps_have_left_of_a_kernel_is_settled_at_once(there:
 async def test_nothing_else_waits_while_an_image_is_removed(there: Path) -> None:
     kept = await launched(there)
     sleeping = asyncio.create_task(kept.sleep(lease()))
-
-    async def was_called() -> bool:
-        return "remove" in calls(there)
-
-    async def is_written() -> bool:
-        return (there / "begun").exists()
-
-    await eventually(is_written)
+    await eventually(lambda: (there / "begun").exists())
     sleeping.cancel()
     kept.end()
     (there / "may").touch()
     removing = asyncio.create_task(kept.remove_image())
     await asyncio.wait({sleeping})
-    await eventually(was_called)
+    await eventually(lambda: "remove" in calls(there))
     (there / "may_remove").touch()
     await removing
 
@@ -224,11 +213,7 @@ async def test_what_could_not_be_removed_is_tried_again_and_held_until_then(ther
     assert hold("0" * 31 + "7") is None
     (there / "refuse").unlink()
     another = await launched(there)
-
-    async def is_removed() -> bool:
-        return not (there / "image").exists()
-
-    await eventually(is_removed)
+    await eventually(lambda: not (there / "image").exists())
     another.end()
 
 

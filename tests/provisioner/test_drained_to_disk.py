@@ -95,11 +95,7 @@ async def test_idle_kernels_go_to_disk_those_that_work_follow_and_it_is_told_whi
         assert idle.provisioner.session.state is State.HIBERNATED
         status, undrained = await said(jupyter_env, "undrain")
         assert (status, len(undrained["devices"])) == (0, 1)
-
-        async def is_told() -> bool:
-            return not any(each.provisioner.session.lease.hibernates for each in (idle, busy))
-
-        await eventually(is_told)
+        await eventually(lambda: not any(each.provisioner.session.lease.hibernates for each in (idle, busy)))
         assert await printed(its, "print(kept + 1)") == "42\n"
         assert await printed(works, "print(n)") == "7\n"
 
@@ -144,7 +140,7 @@ async def test_after_a_drain_a_server_leaves_its_kernels_and_the_next_one_goes_o
     )
     server = Server(jupyter_env)
     try:
-        await eventually(server.started, within=120)
+        await eventually(server.started)
         session = await server.open_notebook("week1.ipynb", name)
         async with listening(server.client_of(session)) as page:
             await printed(page, "kept = 41")
@@ -155,7 +151,7 @@ async def test_after_a_drain_a_server_leaves_its_kernels_and_the_next_one_goes_o
         await eventually(jupyter_env.is_empty)
         await said(jupyter_env, "undrain")
         server = Server(jupyter_env)
-        await eventually(server.started, within=120)
+        await eventually(server.started)
         session = await server.open_notebook("week1.ipynb", name)
         async with listening(server.client_of(session)) as page:
             assert "42\n" in await printed(page, "print(kept + 1)")

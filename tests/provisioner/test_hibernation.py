@@ -54,17 +54,11 @@ def state(km: AsyncKernelManager) -> State:
 
 
 async def asleep(km: AsyncKernelManager) -> None:
-    async def is_asleep() -> bool:
-        return state(km) is State.HIBERNATED
-
-    await eventually(is_asleep)
+    await eventually(lambda: state(km) is State.HIBERNATED)
 
 
 async def tried_to_sleep(km: AsyncKernelManager) -> None:
-    async def has_tried() -> bool:
-        return state(km) is State.PARKED and km.provisioner.session.hibernates_at is None
-
-    await eventually(has_tried)
+    await eventually(lambda: state(km) is State.PARKED and km.provisioner.session.hibernates_at is None)
 
 
 def images(env: JupyterEnv) -> list[Path]:
@@ -249,11 +243,7 @@ except ProcessLookupError:
         assert await printed(page, leaves) == "reaped\n"
         pid = km.provisioner.process.pid
         page.run("os.kill(os.getpid(), 15)")
-
-        async def is_gone() -> bool:
-            return not is_running(pid)
-
-        await eventually(is_gone)
+        await eventually(lambda: not is_running(pid))
 
 
 @pytest.mark.parametrize(
@@ -386,17 +376,9 @@ async def test_a_kernel_that_waits_for_input_stays_awake(
             post(event)
 
         cell = page.run("print(input('Who? '))")
-
-        async def asks() -> bool:
-            return bool(waits)
-
-        await eventually(asks)
+        await eventually(lambda: waits)
         monkeypatch.setattr(driver, "post", counted)
-
-        async def was_looked_at() -> bool:
-            return looked > 2
-
-        await eventually(was_looked_at)
+        await eventually(lambda: looked > 2)
         assert state(km) is State.RUNNING
         monkeypatch.undo()
         page.client.input("ada")
@@ -522,11 +504,7 @@ async def test_a_kernel_that_may_sleep_ends_with_its_server(jupyter_env: Jupyter
         *(sys.executable, "-c", STARTER, kernel), stdout=asyncio.subprocess.PIPE
     )
     output, _ = await starter.communicate()
-
-    async def is_gone() -> bool:
-        return not is_running(int(output))
-
-    await eventually(is_gone)
+    await eventually(lambda: not is_running(int(output)))
     await eventually(jupyter_env.is_empty)
 
 
@@ -587,10 +565,8 @@ async def test_an_interrupt_while_it_sleeps_fails_nothing_and_wakes_nobody(
         assert state(km) is State.HIBERNATED
         assert await printed(page, "print(kept)") == "1\n"
         cell = page.run("import time\nwhile True: time.sleep(0.01)")
-
-        async def works() -> bool:
-            return state(km) is State.RUNNING and km.provisioner.driver.state.idle.idle_since is None
-
-        await eventually(works)
+        await eventually(
+            lambda: state(km) is State.RUNNING and km.provisioner.driver.state.idle.idle_since is None
+        )
         await km.interrupt_kernel()
         assert (await cell.done()).status == "error"

@@ -57,10 +57,7 @@ def with_library(*modules: str) -> tuple[str, ...]:
 
 
 async def asleep(km: AsyncKernelManager, within: float = 120) -> None:
-    async def is_asleep() -> bool:
-        return km.provisioner.session.state is State.HIBERNATED
-
-    await eventually(is_asleep, within)
+    await eventually(lambda: km.provisioner.session.state is State.HIBERNATED, within=within)
 
 
 async def printed(page: Frontend, code: str, within: float = 120) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import resource
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -60,15 +60,8 @@ async def printed(page: Frontend, code: str) -> str:
     return "".join((await page.run(code).done()).outputs)
 
 
-async def until(is_so: Callable[[], object]) -> None:
-    async def looks() -> bool:
-        return bool(is_so())
-
-    await eventually(looks)
-
-
 async def until_it_is(km: AsyncKernelManager, state: State) -> None:
-    await until(lambda: km.provisioner.session.state is state)
+    await eventually(lambda: km.provisioner.session.state is state)
 
 
 @asynccontextmanager
@@ -101,7 +94,7 @@ async def test_one_that_is_awake_and_waits_for_a_slice_goes_to_disk_again(
         async with frontend(other) as its:
             await printed(its, "1")
             cell = page.run("kept += 1")
-            await until(lambda: km.provisioner.session.wait is not None)
+            await eventually(lambda: km.provisioner.session.wait is not None)
             assert not images(jupyter_env)
             assert await km.provisioner.leave_image() == ""
             assert "Jupyter server ends" in "".join((await cell.done()).outputs)
@@ -208,7 +201,7 @@ async def serving(env: JupyterEnv) -> AsyncIterator[Server]:
     """Run a server, and stop it."""
     server = Server(env)
     try:
-        await eventually(server.started, within=120)
+        await eventually(server.started)
         yield server
         server.process.terminate()
         await server.ended()

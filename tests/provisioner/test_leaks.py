@@ -102,11 +102,7 @@ async def test_a_start_that_waits_is_cancelled(jupyter_env: JupyterEnv, manager:
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
-
-    async def nobody_waits() -> bool:
-        return not await jupyter_env.has_queue()
-
-    await eventually(nobody_waits)
+    await eventually(jupyter_env.has_queue, lambda seen: not seen)
 
 
 async def test_nothing_free_leaves_nobody_in_line(jupyter_env: JupyterEnv, manager: Managers) -> None:

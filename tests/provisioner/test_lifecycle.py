@@ -176,11 +176,7 @@ async def test_a_kernel_that_never_answers_is_ended_and_gives_its_slice_back(
     lease = await jupyter_env.only_lease()
     await eventually(jupyter_env.is_empty)
     assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY
-
-    async def has_ended() -> bool:
-        return not await km.is_alive()
-
-    await eventually(has_ended)
+    await eventually(km.is_alive, lambda alive: not alive)
 
 
 async def test_the_first_reply_lifts_the_deadline(jupyter_env: JupyterEnv, manager: Managers) -> None:
@@ -189,11 +185,7 @@ async def test_the_first_reply_lifts_the_deadline(jupyter_env: JupyterEnv, manag
     with sqlite3.connect(jupyter_env.folder / "pool" / "store.db") as store:
         (deadline,) = store.execute("SELECT deadline FROM lease").fetchone()
         assert deadline is not None
-
-        async def is_lifted() -> bool:
-            return bool(store.execute("SELECT deadline FROM lease").fetchone() == (None,))
-
-        await eventually(is_lifted)
+        await eventually(lambda: store.execute("SELECT deadline FROM lease").fetchone() == (None,))
     store.close()
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ async def serving(env: JupyterEnv, stop: signal.Signals = signal.SIGTERM) -> Asy
     """Run a server; it is stopped by a signal, as a JupyterHub does, which sends SIGINT to local ones."""
     server = Server(env)
     try:
-        await eventually(server.started, within=120)
+        await eventually(server.started)
         yield server
         server.process.send_signal(stop)
         await server.ended()
@@ -254,7 +254,7 @@ async def test_jupyters_culler_passes_over_what_goes_to_disk_and_culls_what_stay
         first = await server.open_notebook("week1.ipynb", asleep)
         async with kept_from_culler(server, first) as found:
             await printed(found, "kept = 41")
-        await eventually(in_time(lambda: len(images(jupyter_env)) == 1))
+        await eventually(lambda: len(images(jupyter_env)) == 1)
         goes = [first, await server.open_notebook("week2.ipynb", awake)]
         async with kept_from_culler(server, goes[1]) as found:
             await printed(found, "kept = 42")
@@ -310,7 +310,7 @@ async def test_a_cell_that_comes_while_the_server_ends_does_not_wake_what_is_lef
     kernel = install(jupyter_env, hibernate_after=0.3)
     async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
         await printed(found, "kept = 1")
-        await eventually(in_time(lambda: km.provisioner.session.state is State.HIBERNATED))
+        await eventually(lambda: km.provisioner.session.state is State.HIBERNATED)
         assert await km.provisioner.leave_image() == ""
         assert "its server ends, and the next one goes on with it" in await printed(found, "kept = 2")
         await km.shutdown_kernel()
@@ -493,7 +493,7 @@ kept = 1
 """
     kernel = await left_one(jupyter_env, manager, code, criu=str(program))
     starter = await started(jupyter_env, kernel, "kept")
-    await eventually(in_time(begun.exists))
+    await eventually(begun.exists)
     (image,) = images(jupyter_env)
     words = (privileged.FOLDER, "restore", image.parent.name)
     keeper = next(
@@ -503,7 +503,7 @@ kept = 1
     )
     kill(starter.pid)
     await starter.wait()
-    await eventually(in_time(lambda: not keeper.is_running()))  # it ends with its server, and CRIU with it
+    await eventually(lambda: not keeper.is_running())  # it ends with its server, and CRIU with it
     may.touch()
     goes_on.touch()
     async with notebook(jupyter_env, manager, kernel) as km:
@@ -511,14 +511,7 @@ kept = 1
         assert not log.exists()
         async with frontend(km) as found:
             assert "1\n" in await printed(found, "print(kept)")
-            await eventually(in_time(log.exists))
-
-
-def in_time(is_so: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
-    async def looks() -> bool:
-        return is_so()
-
-    return looks
+            await eventually(log.exists)
 
 
 async def test_a_kernel_whose_program_is_missing_ends_nobody_else(jupyter_env: JupyterEnv) -> None:
@@ -579,7 +572,7 @@ async def stays_awake_until_it_is_restarted(
         mend()
         await km.restart_kernel()
         assert "awake" not in await printed(found, "kept = 1; print(43)")
-        await eventually(in_time(lambda: km.provisioner.session.state is State.HIBERNATED))
+        await eventually(lambda: km.provisioner.session.state is State.HIBERNATED)
         assert await printed(found, "print(kept)") == "1\n"
 
 
@@ -607,7 +600,7 @@ async def test_one_that_cannot_be_woken_for_want_of_room_says_where_and_what_to_
     kernel = install(jupyter_env, hibernate_after=0.3)
     async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
         await printed(found, "kept = 1")
-        await eventually(in_time(lambda: km.provisioner.session.state is State.HIBERNATED))
+        await eventually(lambda: km.provisioner.session.state is State.HIBERNATED)
         fill(small_disk)
         told = " ".join((await printed(found, "print(kept)")).split())
         assert f"the disk with {small_disk}, where kernels sleep, is full: remove kernels there" in told

@@ -51,11 +51,7 @@ def sleepers(jupyter_env: JupyterEnv, tmp_path: Path, monkeypatch: pytest.Monkey
 
 async def another(first: int) -> None:
     """Wait until another one is prepared than the one with this pid."""
-
-    async def is_so() -> bool:
-        return any(each.is_ready and each.pid != first for each in templates().all())
-
-    await eventually(is_so)
+    await eventually(lambda: any(each.is_ready and each.pid != first for each in templates().all()))
 
 
 async def test_the_second_kernel_is_one_that_was_prepared_and_another_takes_its_place(
@@ -82,11 +78,7 @@ async def test_the_second_kernel_is_one_that_was_prepared_and_another_takes_its_
 
 async def eventually_folders(env: JupyterEnv, count: int) -> None:
     """Wait until the program keeps something of so many kernels, those that run."""
-
-    async def is_so() -> bool:
-        return len(list((env.folder / "asleep").iterdir())) == count
-
-    await eventually(is_so)
+    await eventually(lambda: len(list((env.folder / "asleep").iterdir())) == count)
 
 
 async def test_a_kernel_that_is_restarted_is_one_that_was_prepared(
@@ -293,11 +285,7 @@ async def test_it_ends_with_its_server_however_that_ends(
         if then != ENDS:
             kill(server.pid)
         await server.wait()
-
-        async def is_gone() -> bool:
-            return not is_running(pid)
-
-        await eventually(is_gone)
+        await eventually(lambda: not is_running(pid))
         await eventually_folders(jupyter_env, 0)
     finally:
         with suppress(ProcessLookupError):

@@ -46,12 +46,8 @@ async def test_it_sleeps_and_wakes(sleepers: Sleepers, manager: Managers, librar
     async with frontend(km) as page:
         begins = f"import os, sys; kept, pid = {library!r} in sys.modules, os.getpid(); import {library}"
         await page.run(begins).done()
-
-        async def is_asleep() -> bool:
-            return km.provisioner.session.state is State.HIBERNATED
-
         for _ in range(2):
-            await eventually(is_asleep)
+            await eventually(lambda: km.provisioner.session.state is State.HIBERNATED)
             assert (await page.run("print(kept, pid == os.getpid() == 3)").done()).outputs == ["True True\n"]
             assert (await page.run(f"print({library}.__name__)").done()).outputs == [f"{library}\n"]
     await km.shutdown_kernel(now=True)
@@ -71,8 +67,4 @@ async def test_none_is_left_on_disk_or_taken_for_a_kernel(
     await first.shutdown_kernel(now=True)
     await eventually(jupyter_env.is_empty)
     templates().end()
-
-    async def is_nothing_left() -> bool:
-        return not list((jupyter_env.folder / "asleep").iterdir())
-
-    await eventually(is_nothing_left)
+    await eventually(lambda: not list((jupyter_env.folder / "asleep").iterdir()))

@@ -210,11 +210,7 @@ async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_ce
     await jupyter_env.fill("98%")
     pid = km.provisioner.pid
     kill(pid)
-
-    async def is_another() -> bool:
-        return km.provisioner.pid not in (None, pid)
-
-    await eventually(is_another)
+    await eventually(lambda: km.provisioner.pid not in (None, pid))
     async with frontend(km) as page:
         assert (await printed(page, "1")).startswith("You asked for 10%. This kernel still has 2% of a GPU.")
         assert await printed(page, FACTS) == "2% 655\n"

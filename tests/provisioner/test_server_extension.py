@@ -45,7 +45,7 @@ async def start_server(jupyter_env: JupyterEnv) -> AsyncIterator[Callable[[], An
 
     async def start() -> Server:
         started.append(Server(jupyter_env))
-        await eventually(started[0].started, within=120)
+        await eventually(started[0].started)
         return started[0]
 
     yield start
@@ -123,7 +123,7 @@ async def test_where_the_guess_is_wrong_the_first_kernel_is_cold_and_the_next_is
         await server.ask("DELETE", f"api/sessions/{json.loads(session.body)['id']}")
         return answers[-1] == "True\n"
 
-    await eventually(is_warm, within=120)
+    await eventually(is_warm)
     assert answers[0] == "False\n"
 
 

@@ -33,9 +33,5 @@ async def test_a_kernel_ends_with_its_server(jupyter_env: JupyterEnv, argv: tupl
     )
     output, _ = await starter.communicate()
     pid = int(output)
-
-    async def is_gone() -> bool:
-        return not is_running(pid)
-
-    await eventually(is_gone)
+    await eventually(lambda: not is_running(pid))
     await eventually(jupyter_env.is_empty)

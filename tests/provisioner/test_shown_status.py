@@ -55,11 +55,7 @@ class Page:
     async def ask(self, kind: str, **content: Any) -> dict[str, Any]:
         """Return the content of the answer."""
         request = await self.submit(kind, **content)
-
-        async def is_answered() -> bool:
-            return request in self._replies
-
-        await eventually(is_answered)
+        await eventually(lambda: request in self._replies)
         return self._replies[request]
 
     async def is_of_the_kernel(self) -> bool:
@@ -67,10 +63,7 @@ class Page:
         return bool((await self.ask("kernel_info_request"))["implementation"] == "ipython")
 
     async def shows(self, state: str) -> None:
-        async def does() -> bool:
-            return self.shown[-1] == state
-
-        await eventually(does)
+        await eventually(lambda: self.shown[-1] == state)
 
 
 @asynccontextmanager

@@ -89,10 +89,7 @@ async def start(jupyter_env: JupyterEnv, tmp_path: Path) -> AsyncIterator[Callab
 
 
 async def has_ended(pid: int) -> None:
-    async def ended() -> bool:
-        return not is_running(pid)
-
-    await eventually(ended)
+    await eventually(lambda: not is_running(pid))
 
 
 @pytest.mark.long
@@ -107,11 +104,7 @@ async def test_one_that_still_imports_ends_with_its_server(
     monkeypatch.setenv("PYTHONPATH", str(modules))
     server = start(jupyter_env.install("warm", preload=["endless"]))
     pid = int(await server.says())
-
-    async def has_begun() -> bool:
-        return (tmp_path / "begun").exists()
-
-    await eventually(has_begun)
+    await eventually(lambda: (tmp_path / "begun").exists())
     server.process.kill()
     await has_ended(pid)
 

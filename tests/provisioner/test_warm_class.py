@@ -133,9 +133,5 @@ async def test_a_class_of_fifty_shares_what_it_has_imported(
     assert len(await jupyter_env.leases()) == CLASS - len(kernels[::2])
     server.process.send_signal(at_end)
     await server.ended()
-    await eventually(jupyter_env.is_empty, within=120)
-
-    async def are_gone() -> bool:
-        return not any(is_running(pid) for pid in (template, *(each.pid for each in kernels)))
-
-    await eventually(are_gone, within=120)
+    await eventually(jupyter_env.is_empty)
+    await eventually(lambda: not any(is_running(pid) for pid in (template, *(each.pid for each in kernels))))

@@ -121,11 +121,7 @@ async def test_an_upgraded_module_makes_a_new_template(
         assert not await start(km)
     assert "versioned.py has changed" in caplog.text
     assert await answer(km, "import versioned; print(versioned.VERSION)") == "2\n"
-
-    async def has_ended() -> bool:
-        return old.has_ended
-
-    await eventually(has_ended)
+    await eventually(lambda: old.has_ended)
     assert not await start(manager(name))
     new = await the_template()
     assert new.pid != old.pid
@@ -161,11 +157,7 @@ async def test_a_variable_that_is_read_early_needs_another_template(
     km = manager(name)
     assert not await start(km)
     assert await answer(km, "import reading; print(reading.threads)") == "3\n"
-
-    async def are_two() -> bool:
-        return len(templates().all()) == 2
-
-    await eventually(are_two)
+    await eventually(lambda: len(templates().all()) == 2)
     (second,) = [each for each in templates().all() if each is not first]
     await asyncio.to_thread(second.wait_until_ready, 120)
     later = manager(name)

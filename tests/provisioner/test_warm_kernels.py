@@ -66,11 +66,7 @@ async def test_its_lease_is_attached_to_its_own_process(
     (lease,) = [each for each in await jupyter_env.leases() if each.process == Process.of(pid)]
     await answer(warm)
     kill(pid)
-
-    async def has_ended() -> bool:
-        return await warm.provisioner.poll() is not None
-
-    await eventually(has_ended)
+    await eventually(lambda: warm.provisioner.poll(), lambda code: code is not None)
     assert await warm.provisioner.poll() == -signal.SIGKILL
     await warm.shutdown_kernel(now=True)
     assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.RELEASED
@@ -82,11 +78,7 @@ async def test_its_exit_status_is_its_own(spec: Spec, manager: Managers, code: s
     warm = await started_warm(spec, manager)
     async with frontend(warm) as page:
         page.run(code)
-
-        async def has_ended() -> bool:
-            return await warm.provisioner.poll() is not None
-
-        await eventually(has_ended)
+        await eventually(lambda: warm.provisioner.poll(), lambda code: code is not None)
     assert await warm.provisioner.poll() == status
 
 
@@ -156,11 +148,7 @@ async def test_an_automatic_restart_is_warm(spec: Spec, manager: Managers) -> No
     restarted = asyncio.Event()
     km.add_restart_callback(restarted.set)
     kill(pid := km.provisioner.pid)
-
-    async def is_new() -> bool:
-        return restarted.is_set() and km.provisioner.pid not in (pid, None)
-
-    await eventually(is_new)
+    await eventually(lambda: restarted.is_set() and km.provisioner.pid not in (pid, None))
     assert await answer(km, "print(6 * 7)") == "42\n"
     assert is_warm(km)
 

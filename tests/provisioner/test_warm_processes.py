@@ -31,11 +31,7 @@ async def test_the_end_of_its_template_does_not_concern_it(spec: Spec, manager: 
     warm = await started_warm(spec, manager)
     (template,) = templates().all()
     kill(template.pid)
-
-    async def has_ended() -> bool:
-        return template.has_ended
-
-    await eventually(has_ended)
+    await eventually(lambda: template.has_ended)
     assert await answer(warm, "print(6 * 7)") == "42\n"
 
 
@@ -132,11 +128,7 @@ async def test_the_end_of_its_server_ends_it_and_the_template(tmp_path: Path, sp
     finally:
         server.kill()
         await server.wait()
-
-    async def have_ended() -> bool:
-        return not any(is_running(int(pid)) for pid in pids)
-
-    await eventually(have_ended)
+    await eventually(lambda: not any(is_running(int(pid)) for pid in pids))
 
 
 async def test_a_template_that_is_stopped_while_it_imports_ends_with_its_server(
@@ -164,11 +156,7 @@ async def test_a_template_that_is_stopped_while_it_imports_ends_with_its_server(
     finally:
         server.kill()
         await server.wait()
-
-    async def has_ended() -> bool:
-        return not is_running(pid)
-
-    await eventually(has_ended)
+    await eventually(lambda: not is_running(pid))
 
 
 @pytest.mark.long
@@ -179,11 +167,7 @@ async def test_there_are_no_more_templates_than_allowed(
     first = await until_ready(manager(name))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert not await start(manager(name))
-
-    async def is_replaced() -> bool:
-        return [each for each in templates().all() if each is not first] != []
-
-    await eventually(is_replaced)
+    await eventually(lambda: [each for each in templates().all() if each is not first] != [])
     assert len(templates().all()) == 1
     assert first.has_ended
 
@@ -195,17 +179,9 @@ async def test_an_idle_template_ends_and_the_next_kernel_brings_another(
     name = jupyter_env.install("warm", preload=[], template_idle_timeout=1)
     assert not await start(manager(name))
     first = await the_template()
-
-    async def has_ended() -> bool:
-        return first.has_ended
-
-    await eventually(has_ended)
+    await eventually(lambda: first.has_ended)
     assert not await start(manager(name))
-
-    async def is_new() -> bool:
-        return [each for each in templates().all() if each is not first] != []
-
-    await eventually(is_new)
+    await eventually(lambda: [each for each in templates().all() if each is not first] != [])
 
 
 async def test_a_kernel_that_nobody_wants_any_more_ends_unseen(spec: Spec, manager: Managers) -> None:
@@ -218,11 +194,7 @@ async def test_a_kernel_that_nobody_wants_any_more_ends_unseen(spec: Spec, manag
     fork.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fork
-
-    async def are_gone() -> bool:
-        return children() == before
-
-    await eventually(are_gone)
+    await eventually(lambda: children() == before)
     os.close(read)
     os.close(write)
     assert not template.has_ended

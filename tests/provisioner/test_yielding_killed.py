@@ -16,7 +16,7 @@ from chaos import points
 from gpu_pool_client import Holder, Lease, LeaseState, Pool, connect, parse_request
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers
-from support.pools import eventually, until
+from support.pools import eventually
 from support.service import ForkServer, Service, serving
 
 YIELDS = 'c.PoolSettings.default_course = {"yield_after": "1s"}\n'
@@ -99,7 +99,7 @@ async def revived(service: Service) -> None:
     """Start the service again once it was struck."""
     process = service.process
     assert process is not None
-    await until(lambda: not process.is_alive())
+    await eventually(lambda: not process.is_alive())
     await service.start()
 
 
@@ -154,12 +154,8 @@ async def test_the_service_is_killed_as_a_kernel_asks_to_return(
         cell = page.run("runs += 1; print(runs)")
         await revived(service)
         next_one = await ask(pool, "next")
-
-        async def both_wait() -> bool:
-            return (await seen(pool))[LeaseState.WAITING] == 2
-
         # Once it has asked again, it comes before the newcomer.
-        await eventually(both_wait)
+        await eventually(lambda: seen(pool), lambda seen: seen[LeaseState.WAITING] == 2)
         await pool.release(other.id)
         assert (await cell.done()).outputs[-1] == "1\n"
         # It was overtaken, and has the slice once the kernel is idle.
@@ -185,7 +181,7 @@ async def test_a_server_is_killed_as_its_kernel_gives_way(
         points.strike(strikes, point, points.KILL)
         other, next_one = await ask(pool, "other"), await ask(pool, "next")
         assert (await pool.wait(other.id, 120)).state is LeaseState.HELD
-        await until(lambda: server.poll() is not None)
+        await eventually(lambda: server.poll() is not None)
     assert server.returncode == -signal.SIGKILL
     assert (await pool.get_lease(next_one.id)).position == 1
     await until_ended(pool, owner.id)
@@ -211,7 +207,7 @@ async def test_a_server_is_killed_as_its_kernel_asks_to_return(
         assert server.stdin
         server.stdin.write("\n")
         server.stdin.flush()
-        await until(lambda: server.poll() is not None)
+        await eventually(lambda: server.poll() is not None)
     await until_ended(pool, owner.id)
     await pool.release(other.id)
     assert (await pool.wait(next_one.id, 120)).state is LeaseState.HELD
@@ -221,9 +217,5 @@ async def test_a_server_is_killed_as_its_kernel_asks_to_return(
 
 async def until_ended(pool: Pool, lease_id: str) -> None:
     """Return once it is kept that a lease has ended, which it has once."""
-
-    async def is_kept() -> bool:
-        return lease_id in [row.id for row in await pool.history()]
-
-    await eventually(is_kept)
+    await eventually(pool.history, lambda history: lease_id in [row.id for row in history])
     assert [row.id for row in await pool.history()].count(lease_id) == 1

@@ -73,11 +73,7 @@ async def test_what_is_said_to_be_in_use_stays_and_another_kernel_goes(
             waits = await pool.request(
                 parse_request("50%"), Holder("ada", kernel="other", yields=True), "waits"
             )
-
-            async def is_granted() -> bool:
-                return (await pool.get_lease(waits.id)).state is LeaseState.HELD
-
-            await eventually(is_granted)
+            await eventually(lambda: pool.get_lease(waits.id), lambda lease: lease.state is LeaseState.HELD)
             (parked,) = await leases(pool, LeaseState.PARKED)
             assert parked.id != kept.id
         assert (await page.run("print(kept)").done()).outputs[-1] == "42\n"

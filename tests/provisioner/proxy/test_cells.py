@@ -111,11 +111,7 @@ async def test_interrupt_gives_up_and_the_next_cell_queues_again(
         (error,) = (await first.done()).outputs
         assert error.startswith("GpuSliceNotGranted: You stopped waiting for a GPU slice of 2%")
         assert (first.status, (await behind.done()).status) == ("error", "aborted")
-
-        async def nobody_waits() -> bool:
-            return not await jupyter_env.has_queue()
-
-        await eventually(nobody_waits)
+        await eventually(jupyter_env.has_queue, lambda seen: not seen)
         again = page.run("print('again')")
         await again.shows("Waiting")
         await eventually(jupyter_env.has_queue)

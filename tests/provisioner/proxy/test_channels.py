@@ -20,7 +20,6 @@ from gpu_pool_provisioner.proxy.channels import close_all, connect_back, ignore
 from gpu_pool_provisioner.proxy.relay import Relay
 from support.frontend import Cell, Frontend, frontend
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
-from support.pools import until
 
 _KINDS = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "hb": zmq.REP, "iopub": zmq.XPUB}
 
@@ -98,11 +97,7 @@ async def test_the_debugger(jupyter_env: JupyterEnv, page: Frontend) -> None:
 async def test_comms_that_are_opened_while_waiting(jupyter_env: JupyterEnv, page: Frontend) -> None:
     opened = page.ask("comm_open", {"comm_id": "one", "target_name": "nobody's", "data": {}})
     await open_up(jupyter_env)
-
-    async def is_closed() -> bool:
-        return "comm_close" in opened.kinds()
-
-    await eventually(is_closed)
+    await eventually(lambda: "comm_close" in opened.kinds())
 
 
 async def test_what_frontends_ask_meanwhile_is_answered_at_once(page: Frontend) -> None:
@@ -123,11 +118,7 @@ async def test_two_frontends(jupyter_env: JupyterEnv, waiting: AsyncKernelManage
         await open_up(jupyter_env)
         assert (await mine.done()).outputs == ["mine\n"]
         assert (await theirs.done()).outputs == ["theirs 1\n"]
-
-        async def is_seen() -> bool:
-            return theirs.id in page.cells and page.cells[theirs.id].outputs == ["theirs 1\n"]
-
-        await eventually(is_seen)
+        await eventually(lambda: theirs.id in page.cells and page.cells[theirs.id].outputs == ["theirs 1\n"])
         assert page.cells[theirs.id].reply is None
 
 
@@ -215,7 +206,7 @@ async def test_the_relay_sees_who_works(
     assert began is not None
     await waiting.interrupt_kernel()
     await cell.done()
-    await until(lambda: not relay.busy)
+    await eventually(lambda: not relay.busy)
     assert relay.last_activity > began
 
 
@@ -235,7 +226,7 @@ async def test_connections_that_are_closed_stop_no_other(tmp_path: Path) -> None
                 socket.bind(f"ipc://{tmp_path}/kernel-{port}")
             heard.clear()
             back = connect_back(connection, dict.fromkeys(_KINDS, ignore), on_event)
-            await until(lambda: len(heard) == 4)
+            await eventually(lambda: len(heard) == 4)
             # Both ends at the same time, as where a kernel and its connections are ended together.
             for socket in bound:
                 socket.close(linger=0)

@@ -85,11 +85,7 @@ async def test_a_server_culls_a_kernel_whose_cell_waits_once_nobody_was_there_fo
     await eventually(jupyter_env.has_queue)
     await outlasts(server, f"api/kernels/{kernel}")
     assert await jupyter_env.has_queue()
-
-    async def is_culled() -> bool:
-        return await active_at(server, f"api/kernels/{kernel}") is None
-
-    await eventually(is_culled)
+    await eventually(lambda: active_at(server, f"api/kernels/{kernel}"), lambda seen: seen is None)
     client.stop_channels()
     assert not await jupyter_env.has_queue()
 
@@ -103,11 +99,7 @@ async def test_a_kernel_without_a_cell_is_idle_in_the_queue_too(
     session = await server.open_notebook("one.ipynb", jupyter_env.install("two"))
     assert await jupyter_env.has_queue()
     kernel = json.loads(session.body)["kernel"]["id"]
-
-    async def is_culled() -> bool:
-        return await active_at(server, f"api/kernels/{kernel}") is None
-
-    await eventually(is_culled)
+    await eventually(lambda: active_at(server, f"api/kernels/{kernel}"), lambda seen: seen is None)
     assert not await jupyter_env.has_queue()
 
 
@@ -189,11 +181,7 @@ async def test_a_wait_is_shown_again_and_again_until_nobody_was_heard_for_long(
     await km.start_kernel()
     async with frontend(km) as user:
         cell = user.run("1")
-
-        async def is_shown_again() -> bool:
-            return cell.kinds().count("update_display_data") > 1
-
-        await eventually(is_shown_again)
+        await eventually(lambda: cell.kinds().count("update_display_data") > 1)
         (text,) = set(cell.outputs)
         assert "Waiting for a GPU slice" in text
         monkeypatch.setattr(pending, "COUNTS_FOR", -1.0)

@@ -16,7 +16,6 @@ from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, kill
-from support.pools import until
 from support.service import asking
 
 #: Idle kernels give way to what is over as soon.
@@ -58,10 +57,7 @@ async def have_ended(jupyter_env: JupyterEnv, *lease_ids: str) -> None:
     async def ended() -> list[str]:
         return sorted(each.id for each in await jupyter_env.pool.history())
 
-    async def are_told() -> bool:
-        return {*lease_ids} <= {*await ended()}
-
-    await eventually(are_told)
+    await eventually(ended, lambda seen: {*lease_ids} <= {*seen})
     assert await ended() == sorted(lease_ids)
 
 
@@ -90,7 +86,7 @@ async def test_who_waits_gives_up_and_the_slice_is_its_owners(
         await page.run("kept = 42").done()
         mine = await jupyter_env.only_lease()
         with asking(jupyter_env.url, SOON) as (process, (waits,)):
-            await until(still.stands.is_set)
+            await eventually(still.stands.is_set)
             if is_killed:
                 kill(process.pid)
                 async for lease in jupyter_env.pool.watch(waits):
@@ -117,10 +113,10 @@ async def test_who_asks_after_one_that_gave_up_is_given_way_to_as_soon(
     still = StandsStill(jupyter_env.pool, "get_lease", lambda: km.provisioner.session.state is State.PARKING)
     monkeypatch.setattr(jupyter_env.pool, "get_lease", still)
     gave_up = await jupyter_env.fill(SOON)
-    await until(still.stands.is_set)
+    await eventually(still.stands.is_set)
     await jupyter_env.pool.release(gave_up.id, EndReason.WITHDRAWN)
     still.goes_on.set()
-    await until(lambda: km.provisioner.session.state is State.RUNNING, 20)
+    await eventually(lambda: km.provisioner.session.state is State.RUNNING, within=20)
     # A kernel that could not be parked is left alone for half a minute: this one could.
     other = await jupyter_env.fill(SOON)
     assert (await jupyter_env.pool.wait(other.id, 20.0)).state is LeaseState.HELD
@@ -147,9 +143,9 @@ async def test_a_cell_that_comes_as_parking_begins_runs_once_and_with_the_slice(
         await page.run("import os; runs = 0").done()
         mine = await jupyter_env.only_lease()
         other = await jupyter_env.fill(SOON)
-        await until(still.stands.is_set)
+        await eventually(still.stands.is_set)
         cell = page.run("runs += 1; print(runs, os.environ['CUDA_VISIBLE_DEVICES'])")
-        await until(lambda: km.provisioner.session.parking.is_wanted)
+        await eventually(lambda: km.provisioner.session.parking.is_wanted)
         still.goes_on.set()
         if verb == "park":
             # The pool was told: it waits until the slice is free again.
@@ -179,9 +175,9 @@ async def test_a_cell_that_comes_before_the_kernel_was_seen_to_be_asked_keeps_it
     monkeypatch.setattr(jupyter_env.pool, "get_lease", still)
     other = await jupyter_env.fill(SOON)
     async with frontend(km) as page:
-        await until(still.stands.is_set)
+        await eventually(still.stands.is_set)
         cell = page.run("import time; time.sleep(1.5); print('ran')")
-        await until(lambda: km.provisioner.driver.state.idle.idle_since is None)
+        await eventually(lambda: km.provisioner.driver.state.idle.idle_since is None)
         still.goes_on.set()
         assert (await cell.done()).outputs == ["ran\n"]
         # Once it is idle again, it gives way after all.
@@ -207,9 +203,9 @@ async def test_a_kernel_that_is_killed_as_it_is_parked_leaves_its_slice_to_who_w
     )
     monkeypatch.setattr(jupyter_env.pool, verb, still)
     owner, other = await jupyter_env.only_lease(), await jupyter_env.fill(SOON)
-    await until(still.stands.is_set)
+    await eventually(still.stands.is_set)
     kill(km.provisioner.process.pid)
-    await until(lambda: km.provisioner.session.state is not State.PARKING)
+    await eventually(lambda: km.provisioner.session.state is not State.PARKING)
     still.goes_on.set()
     assert (await jupyter_env.pool.wait(other.id, 120)).state is LeaseState.HELD
     await jupyter_env.pool.release(other.id)
@@ -241,8 +237,8 @@ async def test_what_the_pool_has_not_heard_of_a_kernels_work_is_told_again(
         await jupyter_env.pool.release(other.id)
         monkeypatch.setattr(jupyter_env.pool, "report_busy", lost)
         await page.run("2").done()
-        await until(is_lost.is_set)
-        await until(lambda: not km.provisioner.session.idling.is_followed)
+        await eventually(is_lost.is_set)
+        await eventually(lambda: not km.provisioner.session.idling.is_followed)
         # It is looked at now, and not only in half a minute.
         await in_background(km.provisioner.driver.keep(0))
         # A kernel that has returned and run nothing would keep its slice.
@@ -265,14 +261,14 @@ async def test_a_drain_to_disk_is_heard_once_by_a_kernel_that_cannot_go_there(
     async with frontend(km) as page:
         await page.run("1").done()
         monkeypatch.setattr(jupyter_env.pool, "report_busy", counts)
-        await until(lambda: len(told) == 1)
+        await eventually(lambda: len(told) == 1)
         await jupyter_env.pool.drain("0", hibernate=True)
-        await until(lambda: len(told) > 1)
+        await eventually(lambda: len(told) > 1)
         for _ in range(200):  # in which it would ask many times
             await jupyter_env.only_lease()
         await jupyter_env.pool.drain("0", drained=False)
-        await until(lambda: not km.provisioner.session.lease.hibernates)
-        await until(lambda: len(told) > 2)
+        await eventually(lambda: not km.provisioner.session.lease.hibernates)
+        await eventually(lambda: len(told) > 2)
         assert len(told) == 3
 
 

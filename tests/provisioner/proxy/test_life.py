@@ -17,7 +17,6 @@ from jupyter_client.manager import KernelManager
 from gpu_pool_client import EndReason, LeaseState, PoolUnreachable, Process, TimedOut
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
-from support.pools import until
 
 
 async def test_a_restart_while_waiting_keeps_the_place_in_line(
@@ -109,7 +108,7 @@ async def test_a_kernel_of_which_the_pool_has_not_heard_yet_can_be_restarted(
     monkeypatch.setattr(jupyter_env.pool, "attach", unless_away)
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
-    await until(tried.is_set)
+    await eventually(tried.is_set)
     await asyncio.wait_for(km.restart_kernel(now=True), 120)
     is_away = False
     async with frontend(km) as page:
@@ -123,11 +122,7 @@ async def test_a_relayed_kernel_that_crashes_is_restarted_behind_the_same_ports(
     lease, pid = await jupyter_env.only_lease(), km.provisioner.pid
     async with frontend(km) as page:
         kill(pid)
-
-        async def is_another() -> bool:
-            return km.provisioner.pid != pid
-
-        await eventually(is_another)
+        await eventually(lambda: km.provisioner.pid != pid)
         assert (await page.run("print('back')").done()).outputs == ["back\n"]
     assert (await jupyter_env.only_lease()).id == lease.id
 
@@ -141,11 +136,7 @@ async def test_a_frontend_that_ends_the_kernel_while_it_waits(
     async with frontend(km) as page:
         asked = page.ask("shutdown_request", {"restart": False}, "control")
         assert (await asked.done()).status == "ok"
-
-        async def is_dead() -> bool:
-            return not await km.is_alive()
-
-        await eventually(is_dead)
+        await eventually(km.is_alive, lambda alive: not alive)
 
 
 async def test_without_the_proxy_a_start_is_refused_as_before(

@@ -14,7 +14,6 @@ from gpu_pool_provisioner.session import SessionTimes
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, restarting_soon
 from support.pods import PodPool, pods
-from support.pools import until
 
 __all__ = ["pods"]
 
@@ -73,7 +72,7 @@ threading.Thread(target=watch, daemon=True).start()
 """
     async with frontend(km) as page:
         await page.run(watcher).done()
-        await until(seen.exists)
+        await eventually(seen.exists)
         assert (await page.run(VISIBLE).done()).outputs != ["-1\n"]
 
 
@@ -119,7 +118,7 @@ async def test_a_kernel_that_keeps_anything_on_its_gpu_or_may_keeps_its_slice(
         await page.run("kept = 42").done()
         waits = await jupyter_env.fill("1")
         looks = pods.looks
-        await until(lambda: pods.looks > looks + 2)
+        await eventually(lambda: pods.looks > looks + 2)
         assert (await jupyter_env.pool.get_lease(waits.id)).state is LeaseState.WAITING
         assert not await jupyter_env.is_parked()
         # Once it is seen to keep nothing there, it goes.
@@ -161,12 +160,11 @@ async def test_a_kernel_that_is_killed_while_it_is_parked_is_restarted_in_its_po
         other = await jupyter_env.fill("1")
         (pod,) = pods.running
         os.kill(pod.kernel, signal.SIGKILL)
-
-        async def asks_again() -> bool:
-            return any(each.id == before.id for each in (await jupyter_env.pool.status()).queue)
-
         await km.restart_kernel()
-        await eventually(asks_again)
+        await eventually(
+            lambda: jupyter_env.pool.status(),
+            lambda status: any(each.id == before.id for each in status.queue),
+        )
         await jupyter_env.pool.release(other.id)
         told = await page.run("print('kept' in dir())").done()
         assert told.outputs[-1] == "False\n"

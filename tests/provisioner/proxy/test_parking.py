@@ -18,7 +18,6 @@ from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.session import SessionTimes
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually, kill
-from support.pools import until
 
 
 async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
@@ -77,9 +76,9 @@ async def test_a_kernel_that_gives_way_no_more_is_followed_no_more(
     monkeypatch.setattr(jupyter_env.pool, "watch", counted)
     km = manager(jupyter_env.install("one", "1"))
     await km.start_kernel()
-    await until(lambda: followed)
+    await eventually(lambda: followed)
     await in_background(km.provisioner.driver.keep(600))
-    await until(lambda: not followed)
+    await eventually(lambda: not followed)
 
 
 @pytest.mark.long
@@ -98,13 +97,9 @@ def watch():
     open({str(seen)!r}, 'w').close()
 threading.Thread(target=watch, daemon=True).start()
 """
-
-    async def is_seen() -> bool:
-        return seen.exists()
-
     async with frontend(km) as page:
         await page.run(watcher).done()
-        await eventually(is_seen)
+        await eventually(lambda: seen.exists())
         assert (await page.run("print(len(os.environ['CUDA_VISIBLE_DEVICES']) > 2)").done()).outputs == [
             "True\n"
         ]
@@ -259,7 +254,7 @@ async def test_a_kernel_that_was_ended_and_is_restarted_runs_its_first_cell(
     async with frontend(km) as page:
         await page.run("1").done()
         await jupyter_env.pool.release((await jupyter_env.only_lease()).id, EndReason.REVOKED)
-        await until(lambda: km.provisioner.session.stands_in)
+        await eventually(lambda: km.provisioner.session.stands_in)
         await km.restart_kernel()
         assert (await page.run("print('again')").done()).outputs == ["again\n"]
 
@@ -294,10 +289,10 @@ async def test_a_kernel_restarted_while_its_slice_is_being_lent_keeps_it(
 
     monkeypatch.setattr(jupyter_env.pool, "park", late)
     async with frontend(km) as page:
-        await until(begun.is_set)
+        await eventually(begun.is_set)
         other, before = await jupyter_env.fill("1"), km.provisioner.session.seen_at
         restart = asyncio.create_task(km.restart_kernel(now=True))
-        await until(lambda: km.provisioner.session.seen_at != before)  # it was read, and is still held
+        await eventually(lambda: km.provisioner.session.seen_at != before)  # it was read, and is still held
         may_go_on.set()
         await restart
         cell = page.run("print('ran')")

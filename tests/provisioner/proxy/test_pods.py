@@ -15,7 +15,6 @@ from gpu_pool_client import PodPhase, parse_request
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually
 from support.pods import PodPool, pods
-from support.pools import until
 
 __all__ = ["pods"]
 
@@ -231,8 +230,8 @@ async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
         async def is_over() -> bool:
             return not pods.running and await jupyter_env.is_empty()
 
-        await eventually(is_warned, within=120)
-        await eventually(is_over, within=120)
+        await eventually(is_warned)
+        await eventually(is_over)
         assert [each.reason for each in await pods.history()] == ["idle"]
         (error,) = (await page.run("1").done()).outputs
         assert "it had been idle for longer than its course allows" in error
@@ -251,7 +250,7 @@ async def test_the_time_in_the_clusters_own_queue_does_not_count(
     async with frontend(km) as page:
         cell = page.run("print('well')")
         await cell.shows("Waiting for a GPU slice of 2%. You are number 3 there.")
-        await until(lambda: time.monotonic() > began + 5.5)  # longer than a start may take
+        await eventually(lambda: time.monotonic() > began + 5.5)  # longer than a start may take
         pods.message, pods.phase = "Its software is being fetched.", PodPhase.STARTING
         await cell.shows("The wait for a GPU slice of 2% is over. Its software is being fetched.")
         pods.images.set()

@@ -64,11 +64,7 @@ async def test_who_restarts_no_kernels_hears_of_its_end_and_may_restart_it(
         lease = await jupyter_env.only_lease()
         (pod,) = pods.running
         kill(pod.kernel)
-
-        async def is_dead() -> bool:
-            return not await km.is_alive()
-
-        await eventually(is_dead)
+        await eventually(km.is_alive, lambda alive: not alive)
         await km.restart_kernel()
         text = " ".join("".join((await page.run("print('on')").done()).outputs).split())
         assert "its variables are gone. It was ended by the signal SIGKILL." in text
@@ -88,16 +84,13 @@ async def test_a_supervisor_that_answers_late_restarts_its_kernel_all_the_same(
         made.append(await connect(*args, **options))
         return made[-1]
 
-    async def is_connected() -> bool:
-        return bool(made)
-
     monkeypatch.setattr(SupervisorConnection, "connect", connected)
     km = manager(jupyter_env.install("two"))
     await km.start_kernel()
     async with frontend(km) as page:
         await page.run("1").done()
         (pod,) = pods.running
-        await eventually(is_connected)
+        await eventually(lambda: made)
         await km.restart_kernel()
         assert (await page.run("print('on')").done()).outputs == ["on\n"]
     assert pods.launched == pods.running == [pod]
@@ -215,11 +208,7 @@ async def test_a_revoked_lease_is_told_of_with_its_words(
     async with frontend(km) as page:
         await page.run("1").done()
         await pods.revoke((await jupyter_env.only_lease()).id, "The course is over.")
-
-        async def is_over() -> bool:
-            return not pods.running
-
-        await eventually(is_over)
+        await eventually(lambda: not pods.running)
         (error,) = (await page.run("1").done()).outputs
         assert "The course is over." in error
     assert await km.is_alive()

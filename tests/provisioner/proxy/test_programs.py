@@ -25,11 +25,7 @@ async def test_nbclient_saves_a_clean_notebook(jupyter_env: JupyterEnv) -> None:
     run = asyncio.create_task(
         NotebookClient(notebook, kernel_name=jupyter_env.install("two")).async_execute()
     )
-
-    async def says_that_it_waits() -> bool:
-        return "Waiting for a GPU slice" in str(cells[0].outputs)
-
-    await eventually(says_that_it_waits)
+    await eventually(lambda: "Waiting for a GPU slice" in str(cells[0].outputs))
     await jupyter_env.pool.release(held.id)
     await run
     assert [output.get("text") for output in cells[0].outputs] == ["one\n"]

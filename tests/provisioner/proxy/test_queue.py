@@ -10,7 +10,7 @@ import pytest
 from gpu_pool_client import GpuPoolError
 from gpu_pool_provisioner.pools import queue_watch_of
 from support.jupyter_env import JupyterEnv
-from support.pools import until
+from support.pools import eventually
 
 
 async def test_a_kernel_that_joins_the_queue_during_a_look_has_not_left_it(
@@ -40,7 +40,7 @@ async def test_a_kernel_that_joins_the_queue_during_a_look_has_not_left_it(
     other = follow(second.id)
     await asyncio.sleep(0)  # it begins
     may_arrive.set()
-    await until(lambda: other.done() or told.get(second.id))
+    await eventually(lambda: other.done() or told.get(second.id))
     assert not one.done()
     assert not other.done()
     assert (told[first.id][-1], told[second.id][-1]) == (1, 2)

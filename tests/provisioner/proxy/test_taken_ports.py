@@ -157,11 +157,7 @@ async def test_a_kernel_that_is_shut_down_is_not_launched_once_more(
     argv = [sys.executable, "-c", LATE, str(taken), "1000", thief(), "{connection_file}", *TINY]
     km = manager(jupyter_env.install("late", argv=argv, language="tiny"))
     await km.start_kernel()
-
-    async def was_launched_again() -> bool:
-        return len(heard(taken)) > 1
-
-    await eventually(was_launched_again)
+    await eventually(lambda: len(heard(taken)) > 1)
     await km.shutdown_kernel(now=True)
     assert await jupyter_env.is_empty()
     assert not await km.is_alive()

@@ -33,7 +33,7 @@ from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import SessionTimes, State
 from support.frontend import Frontend, frontend
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
-from support.pools import device, take, until
+from support.pools import device, take
 
 #: Stands for CUDA's device: whoever has it open has initialised CUDA.
 CUDA = "/dev/full"
@@ -67,7 +67,7 @@ def pool_of(served: JupyterEnv) -> GpuPool:
 
 async def has_noticed(km: Any) -> None:
     """Return once what stands in front of the kernel holds back its cells: until then one may yet run."""
-    await until(lambda: km.provisioner.session.parking and km.provisioner.session.parking.taken)
+    await eventually(lambda: km.provisioner.session.parking and km.provisioner.session.parking.taken)
 
 
 async def shown(page: Frontend, code: str) -> str:
@@ -115,11 +115,10 @@ async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before
             await pool.withdraw(lease.id, EXAM, EndReason.REVOKED)
         assert (await served.only_lease()).state is LeaseState.HELD
         await pool.revoke(lease.id, EXAM)
-
-        async def is_ended() -> bool:
-            return "its GPU slice is over: an administrator took it back" in await shown(page, "1")
-
-        await eventually(is_ended)
+        await eventually(
+            lambda: shown(page, "1"),
+            lambda seen: "its GPU slice is over: an administrator took it back" in seen,
+        )
         assert await shown(page, "print('anew')") == "anew"
 
 
@@ -132,7 +131,9 @@ async def test_a_cell_of_which_half_the_end_was_lost_ends_with_its_kernel_and_th
     async with frontend(km) as page:
         cell = page.run(code)
         await cell.shows(f"{code.upper()} on 2%")
-        await until(lambda: bool(cell.reply) or cell.heard[-1]["content"].get("execution_state") == "idle")
+        await eventually(
+            lambda: bool(cell.reply) or cell.heard[-1]["content"].get("execution_state") == "idle"
+        )
         await pool_of(served).revoke((await served.only_lease()).id, EXAM)
         assert (await cell.done()).status == status
         assert EXAM in await shown(page, "well")
@@ -211,11 +212,7 @@ async def test_whoever_takes_a_parked_kernel_s_lease_is_told_of_with_their_words
         await has_noticed(km)
         assert await pool.effect_of_taking(lease.id) is TakingEffect.ENDS_KERNEL
         await pool.revoke(lease.id, EXAM)
-
-        async def is_told() -> bool:
-            return EXAM in await shown(page, "1")
-
-        await eventually(is_told)
+        await eventually(lambda: shown(page, "1"), lambda seen: EXAM in seen)
 
 
 async def test_what_no_kernel_manager_looks_after_goes_at_once_or_not_at_all(served: JupyterEnv) -> None:
@@ -260,7 +257,7 @@ async def test_a_pool_that_cannot_park_what_is_asked_back_is_left_alone_for_a_wh
     async with frontend(km) as page:
         await page.run("kept = 42").done()
         await pool.ask_back((await served.only_lease()).id, "", EndReason.RELEASED)
-        await until(lambda: asked and len(looked) > 5)
+        await eventually(lambda: asked and len(looked) > 5)
         assert len(asked) == 1
         assert (await page.run("print(kept)").done()).outputs[-1] == "42\n"
 
@@ -285,7 +282,7 @@ async def test_a_cell_that_begins_while_its_device_is_looked_at_is_not_cut_off(
         await page.run("1").done()
         monkeypatch.setattr(pool, "activity", activity)
         await pool.ask_back(lease.id, EXAM, EndReason.REVOKED)
-        await until(looks.is_set)
+        await eventually(looks.is_set)
         cell = page.run(waits_for(tmp_path / "go on"))
         await cell.shows("begun")
         goes_on.set()
@@ -307,7 +304,7 @@ async def has_looked_again(pool: GpuPool, monkeypatch: pytest.MonkeyPatch) -> No
         return await look(lease_id)
 
     monkeypatch.setattr(pool, "get_lease", count)
-    await until(lambda: len(looked) > 1)
+    await eventually(lambda: len(looked) > 1)
 
 
 @pytest.mark.long
@@ -328,9 +325,9 @@ async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cu
         await page.run(USE_CUDA).done()
         lease = await served.only_lease()
         await pool.ask_back(lease.id, EXAM, EndReason.REVOKED)
-        await until(lambda: km.provisioner.session.state is State.PARKING)
+        await eventually(lambda: km.provisioner.session.state is State.PARKING)
         cell = page.run(waits_for(tmp_path / "go on"))
-        await until(lambda: km.provisioner.session.parking.is_wanted)
+        await eventually(lambda: km.provisioner.session.parking.is_wanted)
         goes_on.set()
         await cell.shows("begun")
         await has_looked_again(pool, monkeypatch)
@@ -366,7 +363,7 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
         await page.run("kept = 42").done()
         lease = await served.only_lease()
         await pool.ask_back(lease.id, EXAM, EndReason.REVOKED)
-        await until(asked.is_set)
+        await eventually(asked.is_set)
         cell = page.run(waits_for(tmp_path / "go on")) if at_work else None
         if cell is not None:
             await cell.shows("begun")

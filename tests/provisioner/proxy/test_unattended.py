@@ -152,11 +152,7 @@ async def test_a_signal_ends_a_program_that_waits(
 
 async def ended_as_waiter(jupyter_env: JupyterEnv) -> str:
     """Return how the request in the queue ended."""
-
-    async def has_left() -> bool:
-        return not await jupyter_env.has_queue()
-
-    await eventually(has_left)
+    await eventually(jupyter_env.has_queue, lambda seen: not seen)
     (lease,) = await jupyter_env.pool.history()
     return lease.reason
 

@@ -175,11 +175,7 @@ async def test_the_wrapper_dies_with_its_kernel(
         await page.run("1").done()
     others = set(folder.glob(".gpu-pool-*"))
     kill(child_of(km))
-
-    async def is_dead() -> bool:
-        return not await km.is_alive()
-
-    await eventually(is_dead)
+    await eventually(km.is_alive, lambda alive: not alive)
     assert km.provisioner.process is not None
     assert km.provisioner.process.poll() == 128 + signal.SIGKILL
     await eventually(jupyter_env.is_empty)
