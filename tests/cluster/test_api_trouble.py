@@ -25,7 +25,7 @@ from support.kernel_pods import (
     start,
     until_free,
 )
-from support.pools import until
+from support.pools import eventually
 
 pytestmark = pytest.mark.usefixtures("second_node")
 HUB = "hub"
@@ -110,7 +110,7 @@ async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(
     await pool.release(lease)
     await fake.start()
     await asyncio.wait_for(launching, 120)
-    await until(lambda: fake.named("pods") == [f"gpu-pool-{second.id}-1", "jupyter-ada"], 120)
+    await eventually(lambda: fake.named("pods") == [f"gpu-pool-{second.id}-1", "jupyter-ada"])
 
 
 async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
@@ -123,7 +123,7 @@ async def test_a_kernel_that_is_ended_while_it_is_started_does_not_stay(
     ending = asyncio.create_task(pool.end_pod(lease.id))
     await fake.start()
     await asyncio.wait_for(asyncio.gather(launching, ending), 120)
-    await until(lambda: fake.named("pods") == ["jupyter-ada"], 120)
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
     assert fake.asked("POST", "pods") == 1
 
 

@@ -12,7 +12,7 @@ from gpu_pool_client import EndReason, Holder, Lease, LeaseState, NeverFits, par
 from support.clusters import plain
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import backend_of, claim, cluster_pool, command, notebook, start
-from support.pools import eventually, key, until
+from support.pools import eventually, key
 
 HUB = "hub"
 
@@ -75,11 +75,7 @@ async def test_after_the_time_that_is_set_those_who_wait_are_refused_and_those_w
         waiting = [await asked(pool) for _ in range(51)][-1]
         assert waiting.state is LeaseState.WAITING
         fake.put("nodes", silent())
-
-        async def has_ended() -> bool:
-            return (await pool.get_lease(waiting.id)).state is LeaseState.ENDED
-
-        await eventually(has_ended)
+        await eventually(lambda: pool.get_lease(waiting.id), lambda lease: lease.state is LeaseState.ENDED)
         ended = await pool.get_lease(waiting.id)
         assert ended.end_reason is EndReason.DEVICE_LOST
         assert ended.notice == "You asked for 2%; this pool has no GPU. That has not changed for 1s."
@@ -101,10 +97,10 @@ async def test_who_waits_for_what_another_node_has_is_not_refused(
         assert waiting.state is LeaseState.WAITING
         fake.put("nodes", silent())
 
-        await until(lambda: backend_of(pool).view.away == {"n1"})
+        await eventually(lambda: backend_of(pool).view.away == {"n1"})
         await pool.core.reconciler.once()
         assert backend_of(pool)._hopeless == {}
-        await until(lambda: not backend_of(pool).view.away)
+        await eventually(lambda: not backend_of(pool).view.away)
         on_n2 = next(each for each in leases if each.slices and each.slices[0].device.node == "n2")
         await pool.release(on_n2.id)
         assert (await pool.wait(waiting.id, 60)).state is LeaseState.HELD
@@ -114,11 +110,11 @@ async def test_who_asks_as_soon_as_another_node_has_come_is_not_refused(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     fake.remove("nodes", "n1")
-    await until(lambda: not backend_of(pool).view.devices())
+    await eventually(lambda: not backend_of(pool).view.devices())
     await pool.core.reconciler.once()
     with pytest.raises(NeverFits):
         await asked(pool)
     fake.put("nodes", shown("n2"))
-    await until(lambda: bool(backend_of(pool).view.devices()))
+    await eventually(lambda: bool(backend_of(pool).view.devices()))
     assert await pool.forecast(parse_request("2%"), Holder("ada")) is None
     assert (await asked(pool)).slices[0].device.node == "n2"

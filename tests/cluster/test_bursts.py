@@ -12,7 +12,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import backend_of, command, held, running
-from support.pools import eventually, take, until
+from support.pools import eventually, take
 
 
 async def test_of_many_requests_at_once_few_are_before_the_store(
@@ -55,12 +55,8 @@ async def test_a_lease_is_not_given_up_while_its_kernel_waits_for_its_turn(
     fake.before_write = lambda *_: trouble(503, "ServiceUnavailable", "too many")
     lease = await held(pool)
     launch = asyncio.create_task(pool.launch(lease.id, command()))
-
-    async def is_attached() -> bool:
-        return (await pool.get_lease(lease.id)).process is not None
-
-    await eventually(is_attached)
-    await until(lambda: fake.asked("POST", "pods") > 0)
+    await eventually(lambda: pool.get_lease(lease.id), lambda seen: seen.process is not None)
+    await eventually(lambda: fake.asked("POST", "pods") > 0)
     assert not launch.done()
     fake.before_write = lambda *_: None
     assert (await launch).phase is PodPhase.STARTING
@@ -85,10 +81,6 @@ async def test_many_kernels_that_are_evicted_at_once_take_few_looks_at_the_clust
     monkeypatch.setattr(backend_of(pool).view, "others", counted)
     for pod in pods:
         fake.change("pods", pod, phase="Failed", reason="Evicted", message="The node was low on memory.")
-
-    async def all_have_ended() -> bool:
-        return not (await pool.status()).leases
-
-    await eventually(all_have_ended)
+    await eventually(pool.status, lambda status: not status.leases)
     assert {(await pool.get_lease(lease)).end_reason for lease in leases} == {EndReason.TAKEN}
     assert len(looks) <= 10

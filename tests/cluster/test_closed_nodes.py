@@ -130,11 +130,7 @@ async def test_a_rule_that_taints_a_device_closes_it_and_is_logged(
     config = fake.kubeconfig(tmp_path / "kubeconfig")
     async with cluster_pool(tmp_path / "store.db", config, HUB) as pool:
         assert not (await pool.status()).devices[0].drained
-
-        async def is_closed() -> bool:
-            return (await pool.status()).devices[0].drained
-
         rule = {"deviceSelector": {"pool": "n1"}, "taint": {"key": "k", "value": "v", "effect": "NoSchedule"}}
         fake.put_of(f"{group}/v1alpha3", "devicetaintrules", {"metadata": {"name": "r"}, "spec": rule})
-        await eventually(is_closed)
+        await eventually(pool.status, lambda status: status.devices[0].drained)
         assert "GPU 0 of n1: taint k=v (NoSchedule)" in caplog.text

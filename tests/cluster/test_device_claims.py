@@ -38,7 +38,7 @@ from gpu_pool_client import (
 from support.clusters import claim_of, node
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 from support.kernel_pods import claim, cluster_pool, command, held, notebook, until_free, until_pod
-from support.pools import eventually, take, until
+from support.pools import eventually, take
 from support.whole_devices import CLAIM, DRA, assign, has_dra, holders, lists_devices
 
 HUB = "hub"
@@ -164,7 +164,7 @@ async def started(pool: GpuPool, fake: FakeKubernetes) -> str:
     assign(fake)
     fake.run(f"gpu-pool-{lease.id}-1")
     await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
-    await until(lambda: holders(fake))
+    await eventually(lambda: holders(fake))
     return lease.id
 
 
@@ -184,7 +184,7 @@ async def test_slices_of_one_device_share_one_claim_and_one_holder(
     for lease in leases:
         await pool.launch(lease.id, command())
     assert fake.named("resourceclaims") == [CLAIM]
-    await until(lambda: holders(fake))
+    await eventually(lambda: holders(fake))
     (pod,) = holders(fake)
     assert pod["spec"]["resourceClaims"] == [{"name": "gpu", "resourceClaimName": CLAIM}]
     assert "claims" not in pod["spec"]["containers"][0]["resources"]
@@ -226,7 +226,7 @@ async def test_a_device_that_is_empty_for_long_enough_is_the_clusters_again(
 ) -> None:
     lease_id = await started(pool, fake)
     await pool.release(lease_id)
-    await until(lambda: not fake.named("resourceclaims") and not holders(fake))
+    await eventually(lambda: not fake.named("resourceclaims") and not holders(fake))
     order = [each for each in fake.requests if each[0] == "DELETE"]
     assert order[-1] == ("DELETE", "resourceclaims"), "its claim goes last"
     again = await started(pool, fake)
@@ -245,7 +245,7 @@ async def test_a_holder_that_is_taken_away_is_made_again(pool: GpuPool, fake: Fa
     lease_id = await started(pool, fake)
     (before,) = holders(fake)
     fake.change("pods", before["metadata"]["name"], phase="Failed", reason="Evicted")
-    await until(lambda: len(holders(fake)) == 2)
+    await eventually(lambda: len(holders(fake)) == 2)
     newest = max(each["metadata"]["name"] for each in holders(fake))
     assert newest == before["metadata"]["name"][:-1] + "2"
     assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
@@ -271,12 +271,12 @@ async def test_a_claim_that_an_administrator_deletes_ends_its_slices_once(
         reason, words = await why_ended(pool, lease_id)
         assert reason is EndReason.TAKEN
         assert "deleted the claim by which this pool had the GPU" in words
-    await until(lambda: not holders(fake))
+    await eventually(lambda: not holders(fake))
     waiting = await take(pool, "2%", "meanwhile")
     assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
     fake.remove("resourceclaims", CLAIM)
     lease = await pool.wait(waiting, 60)
-    await until(lambda: fake.named("resourceclaims") == [CLAIM])
+    await eventually(lambda: fake.named("resourceclaims") == [CLAIM])
     assert lease.state is LeaseState.HELD
     assert caplog.text.count("leases on GPU 'GPU-gpu-0' end") == 1
 
@@ -377,7 +377,7 @@ async def test_no_holder_is_made_on_a_closed_node(pool: GpuPool, fake: FakeKuber
     await asyncio.gather(*(pool.status() for _ in range(3)))
     assert holders(fake) == []
     fake.put("nodes", node("n1"))
-    await until(lambda: holders(fake))
+    await eventually(lambda: holders(fake))
 
 
 @pytest.mark.parametrize("empty_for", [0])
@@ -392,11 +392,11 @@ async def test_a_device_is_not_empty_before_the_last_pod_of_a_kernel_has_gone(
 
     fake.before_write = slow
     await pool.release(lease_id)
-    await until(lambda: not answers)
+    await eventually(lambda: not answers)
     fake.put("nodes", node("n1", unschedulable=True))
     await until_free(pool, 0)
     fake.put("nodes", node("n1"))
     await until_free(pool, 1000)
     assert len(holders(fake)) == 1
     fake.remove("pods", f"gpu-pool-{lease_id}-1")
-    await until(lambda: not fake.named("resourceclaims") and not holders(fake))
+    await eventually(lambda: not fake.named("resourceclaims") and not holders(fake))

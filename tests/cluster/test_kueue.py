@@ -30,7 +30,7 @@ from gpu_pool_client import (
 from support.clusters import A100, V100, hami, plain
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import backend_of, claim, cluster_pool, command, notebook, running, until_pod
-from support.pools import eventually, key, until
+from support.pools import eventually, key
 
 HUB = "hub"
 GROUP = "/apis/kueue.x-k8s.io"
@@ -102,10 +102,7 @@ def say(fake: FakeKubernetes, lease: Lease, kind: str, status: str, message: str
 
 
 async def until_state(pool: GpuPool, lease: Lease, state: LeaseState) -> Lease:
-    async def is_so() -> bool:
-        return (await pool.get_lease(lease.id)).state is state
-
-    await eventually(is_so)
+    await eventually(lambda: pool.get_lease(lease.id), lambda seen: seen.state is state)
     return await pool.get_lease(lease.id)
 
 
@@ -218,7 +215,7 @@ async def test_a_kernel_that_kueue_evicts_ends_its_lease_in_words(
 async def test_whoever_gives_up_leaves_kueues_queue(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease, _ = await queued(pool)
     await pool.release(lease.id)
-    await until(lambda: fake.named("pods") == ["jupyter-ada"])
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
 
 
 async def test_the_same_launch_finds_the_pod_that_waits(pool: GpuPool, fake: FakeKubernetes) -> None:
@@ -257,11 +254,7 @@ async def test_of_several_kinds_the_one_that_was_granted_is_asked_for(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     fake.put("nodes", hami("n2", gpus=2, model=A100, memory=40960))
-
-    async def are_shown() -> bool:
-        return len((await pool.status()).devices) == 3
-
-    await eventually(are_shown)
+    await eventually(pool.status, lambda status: len(status.devices) == 3)
     lease, _ = await queued(pool, "2")
     assert {part.device.model for part in lease.slices} == {f"NVIDIA-{A100}"}
     annotations = fake.get("pods", name_of(lease))["metadata"]["annotations"]
@@ -274,7 +267,7 @@ async def test_of_several_kinds_the_one_that_was_granted_is_asked_for(
 async def test_a_home_on_one_machine_keeps_its_kernel_there(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("pods", notebook("bob", HUB, node="n1"))
-    await until(lambda: backend_of(pool).view.notebook("bob", ""))
+    await eventually(lambda: backend_of(pool).view.notebook("bob", ""))
     lease = await pool.request(parse_request("2%"), Holder("bob", "ml"), "bobs")
     await pool.launch(lease.id, command())
     affinity = fake.get("pods", name_of(lease))["spec"]["affinity"]["nodeAffinity"]

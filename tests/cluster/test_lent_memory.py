@@ -77,11 +77,7 @@ async def part(pool: GpuPool, lease_id: str) -> Slice:
 
 async def until_allowed(pool: GpuPool, lease_id: str, mib: int) -> None:
     """Return once a lease may use so much."""
-
-    async def is_so() -> bool:
-        return (await part(pool, lease_id)).allowed_mib == mib
-
-    await eventually(is_so)
+    await eventually(lambda: part(pool, lease_id), lambda seen: seen.allowed_mib == mib)
 
 
 async def until_notice(pool: GpuPool, fake: FakeKubernetes, text: str, lease_id: str, mib: int) -> Lease:
@@ -151,11 +147,7 @@ async def test_who_lets_go_in_time_goes_on(pool: GpuPool, fake: FakeKubernetes) 
     await until_allowed(pool, lease_id, GUARANTEE + 1)
     await until_notice(pool, fake, "others need what it had on top", lease_id, 3000)
     await says(pool, fake, **{lease_id: 600})
-
-    async def is_forgiven() -> bool:
-        return (await pool.get_lease(lease_id)).notice == ""
-
-    await eventually(is_forgiven)
+    await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.notice == "")
     assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 

@@ -15,7 +15,7 @@ from gpu_pool_client import LeaseGone, NotAllowed
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.kernel_pods import backend_of, claim, cluster_pool, command, held, notebook, running, until_pod
-from support.pools import until
+from support.pools import eventually
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def test_a_kernel_is_in_the_namespace_of_its_notebook(pool: GpuPool, fake:
         fake.run(name)
         await running(pool, lease.id)
         await pool.release(lease.id)
-        await until(lambda name=name: name not in fake.named("pods"))  # type: ignore[misc]
+        await eventually(lambda name=name: name not in fake.named("pods"))  # type: ignore[arg-type]
 
 
 async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: GpuPool, fake: FakeKubernetes) -> None:
@@ -55,7 +55,7 @@ async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: GpuPool, fake: Fa
     fake.remove("pods", "jupyter-bob")
     with pytest.raises(LeaseGone, match="Your notebook server was stopped"):
         await until_pod(pool, lease.id, lambda _: False)
-    await until(lambda: fake.named("pods") == ["jupyter-ada", "jupyter-eve"])
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada", "jupyter-eve"])
 
 
 async def test_a_pod_of_another_namespace_is_nobodys_notebook(pool: GpuPool) -> None:
@@ -71,9 +71,11 @@ async def test_the_server_that_was_started_elsewhere_meanwhile_is_the_one(
     ending = notebook("bob", "course-ml", node="n1")
     ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     fake.put("pods", ending)
-    await until(lambda: (found := backend_of(pool).view.notebook("bob", "")) and found.namespace == "hub")
+    await eventually(
+        lambda: (found := backend_of(pool).view.notebook("bob", "")) and found.namespace == "hub"
+    )
     fake.remove("pods", "jupyter-ada")  # what comes after it has been seen shows that it was, too
-    await until(lambda: backend_of(pool).view.notebook("ada", "") is None)
+    await eventually(lambda: backend_of(pool).view.notebook("ada", "") is None)
     found = backend_of(pool).view.notebook("bob", "")
     assert found is not None
     assert found.namespace == "hub"

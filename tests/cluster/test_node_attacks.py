@@ -9,7 +9,7 @@ from gpu_pool_client import NotAllowed, PodDeviceUse
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import backend_of, command, held, running, start
 from support.pod_watchdog import GPU, Watched
-from support.pools import until
+from support.pools import eventually
 
 #: More than a slice of 2% has.
 TOO_MUCH = 4000
@@ -101,7 +101,7 @@ async def test_what_was_said_under_a_node_s_former_name_is_nothing_under_its_new
         await there.say(lease, TOO_MUCH, "GPU-n2-0", "renamed")
     assert there.reports.activity(lease).memory_mib == 412
     fake.remove("nodes", "n2")
-    await until(lambda: not backend_of(pool).view.has_node("n2"))
+    await eventually(lambda: not backend_of(pool).view.has_node("n2"))
     there.now += 10
     there.reports.news((await pool.status()).leases)
     assert "n2" not in there.reports.ages()

@@ -106,11 +106,7 @@ async def test_an_agent_is_believed_of_its_node_and_a_lie_is_refused_and_written
     agents: Agents, fake: FakeKubernetes, tmp_path: Path
 ) -> None:
     async with connect(agents.service.url) as pool:
-
-        async def has_devices() -> bool:
-            return bool((await pool.status()).devices)
-
-        await eventually(has_devices)
+        await eventually(pool.status, lambda status: status.devices)
         lease = await held(pool)
         await pool.launch(lease.id, command())
         fake.run(f"gpu-pool-{lease.id}-1")
@@ -141,11 +137,7 @@ async def test_neither_a_time_nor_a_node_that_an_agent_names_means_anything(
     agents: Agents, fake: FakeKubernetes
 ) -> None:
     async with connect(agents.service.url) as pool:
-
-        async def has_devices() -> bool:
-            return bool((await pool.status()).devices)
-
-        await eventually(has_devices)
+        await eventually(pool.status, lambda status: status.devices)
         lease = await held(pool)
         await pool.launch(lease.id, command())
         fake.run(f"gpu-pool-{lease.id}-1")

@@ -19,7 +19,7 @@ from gpu_pool.store.usage import Measured
 from gpu_pool_client import Activity, BadRequest, NotAllowed, PodDeviceUse, PoolUnreachable
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import backend_of, command, held, running, start
-from support.pools import eventually, until
+from support.pools import eventually
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 UID = "2c48913c-b29f-11e7-9350-020968147796"
@@ -129,7 +129,7 @@ async def test_where_pods_have_no_cgroups_the_container_says_whose_it_is(
     status = {"state": {"running": {}}, "containerID": f"containerd://{'a' * 64}"}
     fake.change("pods", f"gpu-pool-{lease}-1", containerStatuses=[status])
     own = backend_of(pool).view.own
-    await until(lambda: own.of(lease)[0]["status"]["containerStatuses"] == [status])
+    await eventually(lambda: own.of(lease)[0]["status"]["containerStatuses"] == [status])
     await reports.say(PodDeviceUse("", "a" * 64, GPU, 412))
     assert reports.known(lease).memory_mib == 412
 
@@ -229,7 +229,7 @@ async def test_where_the_cluster_does_not_say_the_node_it_is_that_of_the_agent_s
     view = backend_of(pool).view
     # One of the same name that was there before it is not it.
     fake.put("pods", agent_pod("another", "n2"))
-    await until(lambda: view.pods.get("agents", "agent-x"))
+    await eventually(lambda: view.pods.get("agents", "agent-x"))
     with pytest.raises(PoolUnreachable, match="not known yet"):
         await reports.taken.node_of("token")
     fake.remove("pods", "agent-x")

@@ -26,7 +26,7 @@ from gpu_pool_client import (
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.kernel_pods import claim, cluster_pool, command, held, notebook, start, until_pod
-from support.pools import eventually, until
+from support.pools import eventually
 from support.whole_devices import CLAIM, assign, has_dra, holders, lists_devices
 
 HUB, GPU = "hub", "GPU-gpu-0"
@@ -69,7 +69,7 @@ async def started(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
     assign(fake)
     fake.run(f"gpu-pool-{lease.id}-1")
     await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
-    await until(lambda: holders(fake))
+    await eventually(lambda: holders(fake))
     return lease.id
 
 
@@ -93,11 +93,7 @@ async def parked(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
 
 async def ended(pool: GpuPool, lease_id: str) -> Lease:
     """Return a lease once it has ended, and its pod has gone."""
-
-    async def is_over() -> bool:
-        return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
-
-    await eventually(is_over)
+    await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.state is LeaseState.ENDED)
     assert [each.id for each in await pool.history()].count(lease_id) == 1
     return await pool.get_lease(lease_id)
 
@@ -146,7 +142,7 @@ async def test_its_device_stays_the_pools_until_its_pod_has_gone(pool: GpuPool, 
     assert fake.named("resourceclaims") == [CLAIM]
     assert len(holders(fake)) == 1
     await pool.release(lease_id)
-    await until(lambda: not fake.named("resourceclaims") and not holders(fake))
+    await eventually(lambda: not fake.named("resourceclaims") and not holders(fake))
 
 
 async def test_what_is_parked_is_one_of_the_pods_that_a_device_has_at_most(
@@ -173,7 +169,7 @@ async def test_a_claim_that_is_deleted_ends_what_is_parked_as_well(
     lease = await ended(pool, lease_id)
     assert lease.end_reason is EndReason.TAKEN
     assert "deleted the claim by which this pool had the GPU" in lease.notice
-    await until(lambda: fake.named("pods") == ["jupyter-ada"])
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
 
 
 async def test_a_device_that_is_not_listed_any_more_ends_what_is_parked_as_well(
@@ -206,7 +202,7 @@ async def test_a_notebook_server_that_is_stopped_ends_its_parked_kernels(
     fake.remove("pods", "jupyter-ada")
     lease = await ended(pool, lease_id)
     assert "Your notebook server was stopped, and its kernels with it." in lease.notice
-    await until(lambda: not fake.named("pods"))
+    await eventually(lambda: not fake.named("pods"))
 
 
 async def test_one_whose_kernel_has_ended_with_its_pod_may_have_any_device(
@@ -235,7 +231,7 @@ async def test_who_drains_a_device_has_it_once_those_that_hold_it_have_ended(
     assert "taken out of use by whoever runs the pool" in lease.notice
     assert (await pool.get_lease(holds)).state is LeaseState.HELD
     await pool.release(holds)
-    await until(lambda: not fake.named("resourceclaims") and not holders(fake))
+    await eventually(lambda: not fake.named("resourceclaims") and not holders(fake))
 
 
 async def test_a_service_that_starts_anew_knows_what_is_parked_and_where(

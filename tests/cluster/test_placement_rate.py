@@ -16,7 +16,7 @@ from gpu_pool_client import Lease, PoolUnreachable
 from support.clusters import plain
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import backend_of, cluster_pool, command, held
-from support.pools import until
+from support.pools import eventually
 
 HUB = "hub"
 AT_ONCE = Hami.table.at_once
@@ -34,10 +34,10 @@ async def launching(pool: GpuPool, count: int) -> tuple[list[Lease], list[asynci
 @pytest.mark.parametrize("times", [ClusterTimes(placed_within=600.0)])
 async def test_the_next_pod_is_created_when_one_has_its_gpu(pool: GpuPool, fake: FakeKubernetes) -> None:
     _, tasks = await launching(pool, AT_ONCE + 2)
-    await until(lambda: sum(task.done() for task in tasks) == AT_ONCE)
+    await eventually(lambda: sum(task.done() for task in tasks) == AT_ONCE)
     first, second = pods(fake)[:2]
     fake.run(first)
-    await until(lambda: len(pods(fake)) == AT_ONCE + 1)
+    await eventually(lambda: len(pods(fake)) == AT_ONCE + 1)
     fake.remove("pods", second)
     await asyncio.wait_for(asyncio.gather(*tasks), 120)
 
@@ -61,7 +61,7 @@ async def test_whoever_waits_for_long_is_told_and_keeps_the_slice(
     with pytest.raises(PoolUnreachable, match="a few at a time.*Your slice is kept"):
         await pool.launch(late.id, command())
     fake.run(pods(fake)[0])
-    await until(lambda: len(backend_of(pool).kernels._placement_rate._placing) < AT_ONCE)
+    await eventually(lambda: len(backend_of(pool).kernels._placement_rate._placing) < AT_ONCE)
     await pool.launch(late.id, command())
 
 

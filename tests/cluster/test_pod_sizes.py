@@ -9,7 +9,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import NotAllowed, TimedOut, parse_request
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import held
-from support.pools import until
+from support.pools import eventually
 
 from .test_parked import GPU, Opens, fake, opens, pool, says, started
 
@@ -29,7 +29,7 @@ async def test_a_kernel_that_uses_nothing_has_another_size_at_once_in_its_pod(
     await says(pool, fake)
     lease = await pool.resize(lease_id, parse_request("10%"))
     assert [(part.device.uuid, part.memory_mib) for part in lease.slices] == [(GPU, 3276)]
-    await until(lambda: written(fake, lease_id) == f"{GPU}=100/3276")
+    await eventually(lambda: written(fake, lease_id) == f"{GPU}=100/3276")
     assert fake.named("pods").count(f"gpu-pool-{lease_id}-1") == 1
 
 

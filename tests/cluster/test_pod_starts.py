@@ -12,7 +12,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import EndReason, LeaseGone, LeaseState, PodPhase
 from support.fake_kubernetes import FakeKubernetes, trouble
 from support.kernel_pods import backend_of, cluster_pool, command, held, running, running_no_more, until_pod
-from support.pools import until
+from support.pools import eventually
 
 HUB = "hub"
 MOUNT = 'MountVolume.SetUp failed for volume "home": mount failed: exit status 32'
@@ -74,7 +74,7 @@ async def test_while_nothing_starts_no_event_is_asked_for(pool: GpuPool, fake: F
     await running(pool, lease)
     looks: list[int] = []
     backend_of(pool).kernels.tell_starts = lambda *_: looks.append(fake.asked("LIST", "events"))  # type: ignore[method-assign]
-    await until(lambda: len(looks) > 3)
+    await eventually(lambda: len(looks) > 3)
     assert looks[-1] == looks[1]
 
 
@@ -86,7 +86,7 @@ async def test_without_the_right_to_read_events_kernels_start_all_the_same(
 
     fake.before_read = refuse
     lease = await launched(pool)
-    await until(lambda: fake.asked("LIST", "events") > 2)
+    await eventually(lambda: fake.asked("LIST", "events") > 2)
     fake.run(f"gpu-pool-{lease}-1")
     await running(pool, lease)
     assert caplog.text.count("The reasons why pods do not start are known only in part: 403 Forbidden") == 1
@@ -115,7 +115,7 @@ async def test_what_does_not_start_in_the_time_that_is_set_ends_with_what_it_wai
             "It did not start within 5s. The course's software cannot be fetched. "
             "Tell the course's instructor.",
         )
-        await until(lambda: f"gpu-pool-{lease}-1" not in fake.named("pods"))
+        await eventually(lambda: f"gpu-pool-{lease}-1" not in fake.named("pods"))
         assert (await pool.pod(runs)).phase is PodPhase.RUNNING
 
 
@@ -133,12 +133,12 @@ async def test_a_pod_that_its_machine_refuses_for_the_moment_is_made_again(
     for number in (1, 2):
         refuse(fake, f"gpu-pool-{lease}-{number}")
         following = f"gpu-pool-{lease}-{number + 1}"
-        await until(lambda following=following: following in fake.named("pods"))  # type: ignore[misc]
+        await eventually(lambda following=following: following in fake.named("pods"))  # type: ignore[arg-type]
         seen.append((await pool.pod(lease)).phase)
     assert set(seen) == {PodPhase.STARTING}
     fake.run(f"gpu-pool-{lease}-3")
     await running(pool, lease)
-    await until(
+    await eventually(
         lambda: [each for each in fake.named("pods") if "gpu-pool" in each] == [f"gpu-pool-{lease}-3"]
     )
     assert (await pool.get_lease(lease)).state is LeaseState.HELD
@@ -158,7 +158,7 @@ async def test_what_its_machine_refuses_until_it_is_too_late_ends(
         assert ended.notice == (
             "It did not start within 1s. The machine cannot prepare the GPU. Tell the administrator."
         )
-        await until(lambda: fake.named("pods") == ["jupyter-ada"])
+        await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
 
 
 _REFUSED = {"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": "no room"}
@@ -176,6 +176,6 @@ async def test_a_kernel_that_is_ended_while_its_pod_is_made_again_leaves_none(
 
     fake.webhook = ended_meanwhile
     refuse(fake, f"gpu-pool-{lease}-1")
-    await until(lambda: fake.asked("POST", "pods") == 2)
-    await until(lambda: fake.named("pods") == ["jupyter-ada"])
+    await eventually(lambda: fake.asked("POST", "pods") == 2)
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
     assert (await pool.get_lease(lease)).state is LeaseState.HELD

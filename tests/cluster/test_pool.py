@@ -40,7 +40,7 @@ from support.kernel_pods import (
     start,
     until_free,
 )
-from support.pools import eventually, take, until
+from support.pools import eventually, take
 
 pytestmark = pytest.mark.usefixtures("second_node")
 HUB = "hub"
@@ -123,7 +123,7 @@ async def test_a_node_that_is_gone_takes_its_kernels_along(pool: GpuPool, fake: 
     fake.remove("nodes", "n1")
     with pytest.raises(LeaseGone, match="Its machine is gone"):
         await running_no_more(pool, lease)
-    await until(lambda: fake.named("pods") == ["jupyter-ada"])
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
     assert (await held(pool)).slices[0].device.node == "n2"
 
 
@@ -132,11 +132,7 @@ async def test_a_slice_whose_node_is_gone_is_gone_before_a_kernel_was_there(
 ) -> None:
     lease = await held(pool)
     fake.remove("nodes", "n1")
-
-    async def has_ended() -> bool:
-        return (await pool.get_lease(lease.id)).state is LeaseState.ENDED
-
-    await eventually(has_ended)
+    await eventually(lambda: pool.get_lease(lease.id), lambda seen: seen.state is LeaseState.ENDED)
     ended = await pool.get_lease(lease.id)
     assert (ended.end_reason, ended.notice) == (EndReason.DEVICE_LOST, "Its machine is gone.")
 
@@ -159,7 +155,7 @@ async def test_steady_state_lists_nothing_and_a_grant_writes_two_objects(
     writes = [each for each in fake.requests if each[0] in ("POST", "DELETE", "PATCH", "PUT")]
     assert writes == [("POST", "pods"), ("POST", "secrets")]
     await pool.release(lease)
-    await until(lambda: fake.asked("DELETE", "pods") == 1)
+    await eventually(lambda: fake.asked("DELETE", "pods") == 1)
     assert (fake.asked("LIST", "pods"), fake.asked("LIST", "nodes")) == lists
 
 
@@ -267,7 +263,7 @@ async def test_a_lease_whose_kernel_is_launched_needs_no_process_here(
 async def test_a_home_on_one_node_is_where_its_kernels_are(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("pods", notebook("bob", HUB, node="n2"))
-    await until(lambda: backend_of(pool).view.notebook("bob", ""))
+    await eventually(lambda: backend_of(pool).view.notebook("bob", ""))
     lease = await held(pool, "60%", user="bob")
     assert lease.slices[0].device.node == "n2"
     waiting = await pool.request(parse_request("60%"), Holder("bob"), "second")
@@ -297,7 +293,7 @@ async def test_a_home_is_where_its_claim_lets_it_be(
     fake.put("persistentvolumeclaims", claim("bob", HUB) | {"spec": {"accessModes": modes}})
     fake.put("nodes", hami("n3", gpus=0))
     fake.put("pods", notebook("bob", HUB, node="n3"))
-    await until(lambda: backend_of(pool).view.notebook("bob", ""))
+    await eventually(lambda: backend_of(pool).view.notebook("bob", ""))
     if anywhere:
         assert (await held(pool, user="bob")).slices[0].device.node == "n1"
         return
@@ -311,7 +307,7 @@ async def test_a_claim_that_is_made_anew_counts_as_it_is_now(
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOnce"))
     fake.put("nodes", hami("n3", gpus=0))
     fake.put("pods", notebook("bob", HUB, node="n3"))
-    await until(lambda: backend_of(pool).view.notebook("bob", ""))
+    await eventually(lambda: backend_of(pool).view.notebook("bob", ""))
     with pytest.raises(NotAllowed, match="one machine at a time"):
         await held(pool, user="bob")
     fake.remove("persistentvolumeclaims", "claim-bob")
@@ -326,7 +322,7 @@ async def test_a_home_for_one_pod_is_refused_before_a_pod_would_wait_for_ever(
 ) -> None:
     fake.put("persistentvolumeclaims", claim("bob", HUB, "ReadWriteOncePod"))
     fake.put("pods", notebook("bob", HUB, node="n1"))
-    await until(lambda: backend_of(pool).view.notebook("bob", ""))
+    await eventually(lambda: backend_of(pool).view.notebook("bob", ""))
     with pytest.raises(NotAllowed, match="by one pod at a time .ReadWriteOncePod."):
         await held(pool, user="bob")
     assert [each for each in fake.named("pods") if each.startswith("gpu-pool")] == []
@@ -338,7 +334,7 @@ async def test_a_server_that_is_stopped_ends_its_kernels(pool: GpuPool, fake: Fa
     with pytest.raises(LeaseGone, match="Your notebook server was stopped"):
         await running_no_more(pool, lease)
     assert (await pool.get_lease(lease)).end_reason is EndReason.TAKEN
-    await until(lambda: fake.named("pods") == [])
+    await eventually(lambda: fake.named("pods") == [])
 
 
 async def test_the_pods_of_another_pool_are_left_alone(
@@ -353,10 +349,9 @@ async def test_the_pods_of_another_pool_are_left_alone(
 
 
 async def until_drained(pool: GpuPool, node: str, *, drained: bool) -> None:
-    async def is_so() -> bool:
-        return {s.drained for s in (await pool.status()).devices if s.device.node == node} == {drained}
-
-    await eventually(is_so)
+    await eventually(
+        pool.status, lambda status: {s.drained for s in status.devices if s.device.node == node} == {drained}
+    )
 
 
 def _cordoned(name: str) -> dict[str, Any]:

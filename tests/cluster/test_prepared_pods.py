@@ -19,7 +19,7 @@ from gpu_pool_client import Holder, KernelCommand, Lease, LeaseState, PodPhase, 
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 from support.kernel_pods import backend_of, claim, cluster_pool, command, notebook, until_pod
-from support.pools import eventually, key, until
+from support.pools import eventually, key
 from support.whole_devices import assign, has_dra
 
 HUB = "hub"
@@ -209,12 +209,12 @@ async def waiting(pool: GpuPool, fake: FakeKubernetes) -> str:
 
 async def runs(pool: GpuPool, fake: FakeKubernetes) -> str:
     """Let the pod run that is prepared for ada; return its name once the pool knows."""
-    await until(lambda: prepared(fake, "ada"))
+    await eventually(lambda: prepared(fake, "ada"))
     (name,) = prepared(fake, "ada")
-    await until(lambda: name in fake.named("secrets"))
+    await eventually(lambda: name in fake.named("secrets"))
     fake.run(name, address="10.0.0.9")
     known = backend_of(pool).view.prepared
-    await until(lambda: any(PreparedPod.read(each).is_running for each in known.values()))
+    await eventually(lambda: any(PreparedPod.read(each).is_running for each in known.values()))
     return name
 
 
@@ -243,9 +243,9 @@ async def test_it_is_a_kernels_pod_without_a_kernel_and_holds_no_slice(
 ) -> None:
     before = (await pool.status()).devices[0].free_milli
     lease = await kernel_of_bob(pool, fake)
-    await until(lambda: prepared(fake, "ada"))
+    await eventually(lambda: prepared(fake, "ada"))
     (name,) = prepared(fake, "ada")
-    await until(lambda: name in fake.named("secrets"))
+    await eventually(lambda: name in fake.named("secrets"))
     made, like = fake.get("pods", name), fake.get("pods", f"gpu-pool-{lease.id}-1")
     assert (await pool.status()).devices[0].free_milli == before - 20
     assert "jupyter-gpu-pool/slices" not in made["metadata"]["annotations"]
@@ -322,7 +322,7 @@ async def test_its_end_is_the_leases_and_the_leases_its(pool: GpuPool, fake: Fak
     lease = await lease_of(pool, "ada")
     await pool.launch(lease.id, beginner())
     await pool.release(lease.id)
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
     other = await runs(pool, fake)
     second = await lease_of(pool, "ada")
     await pool.launch(second.id, beginner())
@@ -331,10 +331,7 @@ async def test_its_end_is_the_leases_and_the_leases_its(pool: GpuPool, fake: Fak
 
 
 async def until_ended(pool: GpuPool, lease_id: str) -> None:
-    async def is_so() -> bool:
-        return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
-
-    await eventually(is_so)
+    await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.state is LeaseState.ENDED)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +361,7 @@ async def test_a_second_kernel_of_the_lease_does_not_get_another(pool: GpuPool, 
     await pool.launch(lease.id, beginner())
     found = await pool.launch(lease.id, beginner())
     assert found.beginning is None
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
 
 
 @pytest.mark.parametrize("change", ["volume", "image", "gone"])
@@ -377,7 +374,7 @@ async def test_it_ends_when_its_server_is_another(pool: GpuPool, fake: FakeKuber
     else:
         fake.put("pods", server("ada", claim="claim-of-another"))
     lease = await lease_of(pool, "bob")  # something happens
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
     await pool.release(lease.id)
 
 
@@ -387,7 +384,7 @@ async def test_it_ends_when_its_course_says_otherwise(
     name = await waiting(pool, fake)
     courses["ml"] = course("home: none")
     lease = await lease_of(pool, "bob")
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
     await pool.release(lease.id)
     assert prepared(fake) == []
 
@@ -396,21 +393,21 @@ async def test_it_ends_with_the_last_slice_of_its_device(pool: GpuPool, fake: Fa
     name = await waiting(pool, fake)
     for lease in (await pool.status()).leases:
         await pool.release(lease.id)
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
 
 
 async def test_it_ends_when_its_node_is_drained(pool: GpuPool, fake: FakeKubernetes) -> None:
     name = await waiting(pool, fake)
     node = fake.get("nodes", "n1")
     fake.put("nodes", {**node, "spec": {**node.get("spec", {}), "unschedulable": True}})
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
 
 
 async def another_is_made(fake: FakeKubernetes, name: str = "ml") -> None:
     """Return once a pod is prepared for the new server of eve, which comes after ada's."""
     fake.put("persistentvolumeclaims", claim("eve", HUB))
     fake.put("pods", server("eve", name))
-    await until(lambda: prepared(fake, "eve"))
+    await eventually(lambda: prepared(fake, "eve"))
 
 
 async def test_one_that_cannot_wait_is_not_made_again(
@@ -418,13 +415,13 @@ async def test_one_that_cannot_wait_is_not_made_again(
 ) -> None:
     name = await waiting(pool, fake)
     fake.change("pods", name, phase="Failed", containerStatuses=[{"state": {"terminated": {"exitCode": 3}}}])
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
     await another_is_made(fake)
     assert prepared(fake, "ada") == []
     mine = await lease_of(pool, "ada")
     await pool.launch(mine.id, beginner())
     await pool.release(mine.id)
-    await until(lambda: prepared(fake, "ada"))
+    await eventually(lambda: prepared(fake, "ada"))
 
 
 async def test_an_earlier_services_pods_end_and_what_they_run_goes_on(
@@ -437,15 +434,15 @@ async def test_an_earlier_services_pods_end_and_what_they_run_goes_on(
         lease = await lease_of(first, "ada")
         kernel = beginner()
         await first.launch(lease.id, kernel)
-        await until(lambda: prepared(fake, "eve"))
+        await eventually(lambda: prepared(fake, "eve"))
         (left,) = prepared(fake, "eve")
     async with opened(fake, courses, tmp_path) as second:
-        await until(lambda: left not in fake.named("pods"))
+        await eventually(lambda: left not in fake.named("pods"))
         assert (await second.pod(lease.id)).phase is PodPhase.RUNNING
         # Who has not got the answer asks again: nobody knows the key any more.
         again = await second.launch(lease.id, kernel)
         assert again.beginning is None
-        await until(lambda: name not in fake.named("pods"))
+        await eventually(lambda: name not in fake.named("pods"))
         assert (await second.get_lease(lease.id)).state is LeaseState.HELD
 
 
@@ -459,7 +456,7 @@ async def test_without_the_right_a_kernel_starts_in_a_pod_of_its_own(
     assert (await pool.launch(lease.id, beginner())).beginning is None
     assert f"gpu-pool-{lease.id}-1" in fake.named("pods")
     assert "examples/kubernetes/service/shared" in caplog.text
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
 
 
 async def test_one_that_goes_as_it_is_taken_is_none(pool: GpuPool, fake: FakeKubernetes) -> None:
@@ -483,7 +480,7 @@ async def test_a_kernel_that_finds_no_room_has_that_of_prepared_pods(
     await pool.launch(lease.id, command())
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     fake.change("pods", f"gpu-pool-{lease.id}-1", phase="Pending", conditions=[condition])
-    await until(lambda: name not in fake.named("pods"))
+    await eventually(lambda: name not in fake.named("pods"))
     fake.run(f"gpu-pool-{lease.id}-1")
     fake.change("pods", f"gpu-pool-{lease.id}-1", conditions=[])
     await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
@@ -509,7 +506,7 @@ async def test_the_cluster_may_be_away(pool: GpuPool, fake: FakeKubernetes) -> N
 
     fake.before_write = answer
     launching = asyncio.create_task(pool.launch(lease.id, kernel))
-    await until(lambda: fake.asked("PATCH", "pods") > 1)
+    await eventually(lambda: fake.asked("PATCH", "pods") > 1)
     away[0] = False
     begun = await launching
     assert begun.beginning is not None

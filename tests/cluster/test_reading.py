@@ -15,7 +15,7 @@ from gpu_pool_client import EndReason, Holder, Lease, LeaseGone, LeaseState, par
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import cluster_pool, start
 from support.passes import NO_PASSES
-from support.pools import take, until
+from support.pools import eventually, take
 
 HUB = "hub"
 
@@ -67,5 +67,5 @@ async def _look_at_all(pool: GpuPool, fake: FakeKubernetes, store: Path) -> None
         await pool.core.read_devices([each.device for each in status.devices])
         assert (writes(), observer.execute("PRAGMA data_version").fetchone()) == before
     await pool.core.reconciler.once()
-    await until(lambda: ("DELETE", "pods") in writes())
+    await eventually(lambda: ("DELETE", "pods") in writes())
     assert (await pool.get_lease(waits)).state is LeaseState.HELD

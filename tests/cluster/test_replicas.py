@@ -80,18 +80,10 @@ async def test_memory_is_lent_there_by_what_the_agent_says_of_the_gpu_by_its_own
     used = pool.backend.memory_in_use()
     (device,) = (await pool.status()).devices
     assert used == {lease_id: {device.device.uuid: 3000}}
-
-    async def is_lent() -> bool:
-        return (await pool.get_lease(lease_id)).allowed_mib == 3276
-
-    await eventually(is_lent)
+    await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.allowed_mib == 3276)
     # What is in use stays before what is not.
     await held(pool, "90%..1", user="bob")
-
-    async def is_as_used() -> bool:
-        return (await pool.get_lease(lease_id)).allowed_mib == 3000
-
-    await eventually(is_as_used)
+    await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.allowed_mib == 3000)
 
 
 async def test_it_goes_on_without_a_claim_however_soon_one_would_be_missed(
@@ -105,11 +97,7 @@ async def test_it_goes_on_without_a_claim_however_soon_one_would_be_missed(
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
         # Its node is taken from the pool.
         fake.put("nodes", plain("n1", replicas=10))
-
-        async def is_over() -> bool:
-            return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
-
-        await eventually(is_over)
+        await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.state is LeaseState.ENDED)
         assert (await pool.get_lease(lease_id)).end_reason is EndReason.DEVICE_LOST
 
 
@@ -120,19 +108,11 @@ async def test_a_kernel_parks_and_comes_back_and_ends_where_its_gpu_is_drained(
     await says(pool, fake)
     assert (await pool.park(lease_id)).state is LeaseState.PARKED
     (device,) = (await pool.status()).devices
-
-    async def keeps_replica() -> bool:
-        return (await pool.status()).devices[0].free_contexts == 9
-
-    await eventually(keeps_replica)
+    await eventually(pool.status, lambda status: status.devices[0].free_contexts == 9)
     await pool.resume(lease_id)
     assert (await pool.wait(lease_id, 60)).state is LeaseState.HELD
     await says(pool, fake)
     await pool.park(lease_id)
     await pool.drain(device.device.uuid)
-
-    async def is_over() -> bool:
-        return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
-
-    await eventually(is_over)
+    await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.state is LeaseState.ENDED)
     assert (await pool.get_lease(lease_id)).end_reason is EndReason.TAKEN

@@ -12,7 +12,7 @@ from gpu_pool_client import EndReason, Holder, LeaseState, NeverFits, NotAllowed
 from support.clusters import hami, plain
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import claim, cluster_pool, command, held, notebook, running
-from support.pools import eventually, take, until
+from support.pools import eventually, take
 
 HUB = "hub"
 
@@ -61,7 +61,7 @@ async def test_a_node_that_went_meanwhile_takes_its_kernels_and_slices_along(
         assert (await pool.get_lease(holds.id)).end_reason is EndReason.DEVICE_LOST
         assert (await pool.get_lease(elsewhere.id)).state is LeaseState.HELD
         assert (await pool.wait(waiting, 30)).slices[0].device.node == "n3"
-        await until(lambda: fake.named("pods") == ["jupyter-ada"])
+        await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
 
 
 async def test_whoever_waits_for_what_is_not_there_any_more_waits_until_it_is_again(
@@ -105,7 +105,7 @@ async def test_another_dialect_keeps_what_runs_and_starts_what_comes_in_its_own_
         with pytest.raises(NeverFits):
             await pool.request(parse_request("2%"), Holder("ada"), "slice")
         await pool.release(runs.id)
-        await until(lambda: fake.named("pods") == [f"gpu-pool-{whole.id}-1", "jupyter-ada"])
+        await eventually(lambda: fake.named("pods") == [f"gpu-pool-{whole.id}-1", "jupyter-ada"])
 
 
 async def test_a_slice_held_before_is_not_started_in_a_dialect_that_has_none(
@@ -162,7 +162,7 @@ async def test_a_course_that_is_no_more_keeps_its_kernels(service: Service, fake
         assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
         assert (await pool.pod(lease.id)).phase is PodPhase.RUNNING
         await pool.release(lease.id)
-        await until(lambda: fake.named("pods") == ["jupyter-ada"])
+        await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
 
 
 async def test_a_namespace_that_is_left_out_is_told_of_in_the_log(

@@ -20,7 +20,7 @@ from gpu_pool_client import Holder, LeaseState, NeverFits, parse_request
 from support.clusters import hami, node
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
 from support.kernel_pods import backend_of, claim, cluster_pool, command, held, notebook
-from support.pools import eventually, take, until
+from support.pools import eventually, take
 
 HUB = "hub"
 ADA = Holder("ada")
@@ -73,22 +73,19 @@ def placeholders(fake: FakeKubernetes) -> list[str]:
 
 
 async def until_told(pool: GpuPool, lease_id: str, words: str) -> None:
-    async def is_so() -> bool:
-        return words in (await pool.explain(lease_id)).why
-
-    await eventually(is_so)
+    await eventually(lambda: pool.explain(lease_id), lambda explanation: words in explanation.why)
 
 
 async def test_a_node_is_asked_for_and_used_once_it_has_come(pool: GpuPool, fake: FakeKubernetes) -> None:
     waiting = await take(pool, "2%", "first", ADA)
     assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
-    await until(lambda: len(placeholders(fake)) == 1)
+    await eventually(lambda: len(placeholders(fake)) == 1)
     await until_told(pool, waiting, "A machine is being started, which takes some minutes.")
     assert str(await pool.explain(waiting)).startswith("You are next in the queue. A machine")
     fake.put("nodes", of_group("new-1"))
     lease = await pool.wait(waiting, 60)
     assert lease.slices[0].device.node == "new-1"
-    await until(lambda: placeholders(fake) == [])
+    await eventually(lambda: placeholders(fake) == [])
     assert (await pool.launch(waiting, command())).version
 
 
@@ -99,7 +96,7 @@ async def test_a_node_that_came_is_how_long_the_next_takes(fake: FakeKubernetes,
         assert forecast is not None
         assert forecast.why == "A machine has to be started for it, about 9 min."
         first = await take(pool, "1", "first", ADA)
-        await until(lambda: len(placeholders(fake)) == 1)
+        await eventually(lambda: len(placeholders(fake)) == 1)
         fake.put("nodes", of_group("new-1"))
         await pool.wait(first, 60)
         fake.webhook = lambda _, found: _made(found, ago=0)
@@ -136,11 +133,11 @@ async def test_what_no_node_of_the_group_could_hold_is_refused_at_once(
 
 async def test_no_more_nodes_than_the_group_may_have(pool: GpuPool, fake: FakeKubernetes) -> None:
     leases = [await take(pool, "1", f"key-{number}", ADA) for number in range(4)]
-    await until(lambda: len(placeholders(fake)) == 2)
+    await eventually(lambda: len(placeholders(fake)) == 2)
     for number in (1, 2):
         fake.put("nodes", of_group(f"new-{number}"))
         await pool.wait(leases[number - 1], 60)
-    await until(lambda: placeholders(fake) == [])
+    await eventually(lambda: placeholders(fake) == [])
     # A fifth waits for somebody's end, and is not promised a machine.
     assert "machine" not in (await pool.explain(leases[3])).why
     await pool.release(leases[0])
@@ -149,9 +146,9 @@ async def test_no_more_nodes_than_the_group_may_have(pool: GpuPool, fake: FakeKu
 
 async def test_who_leaves_the_line_asks_for_no_node_any_more(pool: GpuPool, fake: FakeKubernetes) -> None:
     waiting = await take(pool, "2%", "first", ADA)
-    await until(lambda: len(placeholders(fake)) == 1)
+    await eventually(lambda: len(placeholders(fake)) == 1)
     await pool.release(waiting)
-    await until(lambda: placeholders(fake) == [])
+    await eventually(lambda: placeholders(fake) == [])
 
 
 async def test_a_service_that_starts_anew_asks_for_no_second_node(
@@ -159,7 +156,7 @@ async def test_a_service_that_starts_anew_asks_for_no_second_node(
 ) -> None:
     async with pool_of(fake, tmp_path) as pool:
         waiting = await take(pool, "2%", "first", ADA)
-        await until(lambda: len(placeholders(fake)) == 1)
+        await eventually(lambda: len(placeholders(fake)) == 1)
         (made,) = placeholders(fake)
     async with pool_of(fake, tmp_path) as pool:
         await until_told(pool, waiting, "A machine is being started")
@@ -204,7 +201,7 @@ async def test_without_the_right_to_read_events_the_node_is_asked_for_all_the_sa
 ) -> None:
     fake.before_read = lambda kind: trouble(403, "Forbidden", "no") if kind == "events" else None
     waiting = await take(pool, "2%", "first", ADA)
-    await until(lambda: "The autoscaler's events cannot be read" in caplog.text)
+    await eventually(lambda: "The autoscaler's events cannot be read" in caplog.text)
     await until_told(pool, waiting, "A machine is being started")
 
 
@@ -213,14 +210,14 @@ async def test_a_node_of_a_group_that_is_away_may_be_replaced_and_another_may_no
 ) -> None:
     fake.put("nodes", of_group("new-1"))
     fake.put("nodes", hami("other", gpus=2))
-    await until(lambda: {each.node for each in backend_of(pool).view.devices()} == {"new-1", "other"})
+    await eventually(lambda: {each.node for each in backend_of(pool).view.devices()} == {"new-1", "other"})
     for request in ("2", "1"):
         await take(pool, request, f"held-{request}", ADA)
     both = await take(pool, "2", "both", ADA)
     one = await take(pool, "1", "one", ADA)
     for name, more in (("new-1", {"labels": {"pool": "gpu"}}), ("other", {})):
         fake.put("nodes", node(name, **more))
-    await until(lambda: backend_of(pool).view.away == {"new-1", "other"})
+    await eventually(lambda: backend_of(pool).view.away == {"new-1", "other"})
     await pool.core.reconciler.once()
     assert {each.node for each in backend_of(pool).view.lasting()} == {"new-1"}
     assert backend_of(pool)._hopeless.keys() == {both}

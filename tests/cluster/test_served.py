@@ -16,7 +16,7 @@ from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.hub import ADMIN
 from support.kernel_pods import claim, command, held, notebook, running, serving_cluster
-from support.pools import embedded, until
+from support.pools import embedded, eventually
 from support.service import ForkServer, Service
 
 
@@ -48,7 +48,7 @@ async def test_a_client_starts_follows_and_ends_a_kernel(service: Service, fake:
         fake.run(f"gpu-pool-{lease.id}-1", address="10.0.0.9")
         assert (await following).address == "10.0.0.9"
         await pool.end_pod(lease.id)
-        await until(lambda: fake.named("pods") == [f"jupyter-{ADMIN}"])
+        await eventually(lambda: fake.named("pods") == [f"jupyter-{ADMIN}"])
         assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
     secret = command().connection["curve_secretkey"]
     assert "curve" not in service.log
@@ -90,7 +90,7 @@ async def test_a_service_killed_between_a_pod_and_its_answer_makes_no_second_one
 
         fake.before_write = kill
         launching = asyncio.create_task(pool.launch(lease.id, command()))
-        await until(lambda: not before.is_alive())
+        await eventually(lambda: not before.is_alive())
         await service.start()
         await asyncio.wait_for(launching, 120)
         fake.run(f"gpu-pool-{lease.id}-1")
@@ -108,7 +108,7 @@ async def test_a_service_that_stops_lets_nobody_wait_and_leaves_kernels_alone(
         fake.run(f"gpu-pool-{lease.id}-1")
         seen = (await running(pool, lease.id)).version
         polling = asyncio.create_task(pool.pod(lease.id, seen))
-        await until(lambda: fake.asked("WATCH", "pods"))
+        await eventually(lambda: fake.asked("WATCH", "pods"))
         await service.end()
         assert f"gpu-pool-{lease.id}-1" in fake.named("pods")
         await service.start()
@@ -141,7 +141,7 @@ async def test_a_wrong_setting_is_told_at_the_start(
     )
     service.configure(settings)
     process = service.launch()
-    await until(lambda: not process.is_alive(), 120)
+    await eventually(lambda: not process.is_alive())
     assert words in service.log
 
 
@@ -153,5 +153,5 @@ async def test_a_cluster_that_cannot_be_reached_is_told_at_the_start(
     )
     service.configure("")
     process = service.launch()
-    await until(lambda: not process.is_alive(), 120)
+    await eventually(lambda: not process.is_alive())
     assert "There is no cluster to serve" in service.log

@@ -43,7 +43,7 @@ from support import cuda_stub
 from support.cuda_stub import Driver
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.kernel_pods import claim, cluster_pool, command, held, notebook, until_pod
-from support.pools import eventually, until
+from support.pools import eventually
 from support.whole_devices import assign, has_dra
 
 HUB, GPU = "hub", "GPU-gpu-0"
@@ -174,10 +174,7 @@ def is_marked(node: Node, lease_id: str) -> bool:
 
 
 async def can_be_moved(pool: GpuPool, lease_id: str) -> None:
-    async def is_so() -> bool:
-        return (await pool.activity(lease_id)).movable
-
-    await eventually(is_so)
+    await eventually(lambda: pool.activity(lease_id), lambda activity: activity.movable)
 
 
 async def test_what_a_kernel_keeps_is_moved_away_and_back(pool: GpuPool, node: Node, pid: int) -> None:
@@ -207,7 +204,7 @@ async def test_nothing_is_lent_before_its_memory_is_free(pool: GpuPool, node: No
         await can_be_moved(pool, lease_id)
         node.driver.scenario(f"hold checkpoint {pid}")
         parking = asyncio.ensure_future(pool.park(lease_id))
-        await until(lambda: "checkpoint" in node.driver.calls(pid))
+        await eventually(lambda: "checkpoint" in node.driver.calls(pid))
         await pool.core.reconciler.once()
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
         assert not parking.done()
@@ -235,7 +232,7 @@ async def test_a_kernel_that_cannot_be_suspended_goes_on_with_its_slice(
             await pool.park(lease_id)
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
         assert node.driver.state(pid) == "running"
-        await until(lambda: not is_marked(node, lease_id))
+        await eventually(lambda: not is_marked(node, lease_id))
         assert node.driver.state(pid) == "running"
 
 
@@ -246,11 +243,11 @@ async def test_what_a_second_agent_is_at_is_not_taken_for_kept(pool: GpuPool, no
         await can_be_moved(pool, lease_id)
         node.driver.scenario(f"hold checkpoint {pid}")
         parking = asyncio.ensure_future(pool.park(lease_id))
-        await until(lambda: "checkpoint" in node.driver.calls(pid))
+        await eventually(lambda: "checkpoint" in node.driver.calls(pid))
         with pytest.raises(NotAllowed, match="being suspended or restored by another process"):
             await parking
         node.driver.scenario()
-        await until(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
+        await eventually(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
@@ -347,7 +344,7 @@ async def test_an_agent_that_falls_silent_while_it_suspends_lends_nothing(
     assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
     assert node.driver.state(pid) == "checkpointed"
     async with node.agent(pool):
-        await until(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
+        await eventually(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
     # What it says after that of the first move is of no interest to anybody.
     await agent.move_memory({GPU: ""}, [MoveResult(move.id, MoveOutcome.LOST, "anything")])
     assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
@@ -406,13 +403,13 @@ async def test_a_service_that_ends_before_the_slice_is_lent_has_all_moved_back_b
             await can_be_moved(pool, lease_id)
             node.driver.scenario(f"hold checkpoint {pid}")
             parking = asyncio.ensure_future(pool.park(lease_id))
-            await until(lambda: "checkpoint" in node.driver.calls(pid))
+            await eventually(lambda: "checkpoint" in node.driver.calls(pid))
             parking.cancel()
             with suppress(asyncio.CancelledError):
                 await parking
             node.driver.scenario()
     async with opened(fake, tmp_path) as pool, node.agent(pool):
-        await until(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
+        await eventually(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
 
@@ -429,7 +426,7 @@ async def test_a_kernel_that_cannot_be_brought_back_ends_and_says_why(
     lease = await pool.get_lease(lease_id)
     assert lease.end_reason is EndReason.NOT_RESTORED
     assert "could not be brought back" in lease.notice
-    await until(lambda: f"gpu-pool-{lease_id}-1" not in node.fake.named("pods"))
+    await eventually(lambda: f"gpu-pool-{lease_id}-1" not in node.fake.named("pods"))
     assert len(await pool.history()) == 1
 
 
@@ -444,7 +441,7 @@ async def test_memory_that_somebody_else_has_is_waited_for(pool: GpuPool, node: 
         assert node.driver.state(pid) == "checkpointed"
         node.driver.scenario()
         # Nobody asks again, and its slice is held.
-        await until(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
+        await eventually(lambda: node.driver.state(pid) == "running" and not is_marked(node, lease_id))
         assert (await pool.resume(lease_id)).state is LeaseState.HELD
 
 
@@ -457,7 +454,7 @@ async def test_a_kernel_that_was_started_anew_meanwhile_has_nothing_to_be_moved_
             await can_be_moved(pool, lease_id)
             await pool.park(lease_id)
     async with node.agent(pool):
-        await until(lambda: node.records() == [])
+        await eventually(lambda: node.records() == [])
         assert (await pool.resume(lease_id)).state is LeaseState.HELD
         assert not is_marked(node, lease_id)
 
@@ -469,13 +466,9 @@ async def test_a_pod_that_goes_while_it_is_suspended_leaves_nothing(pool: GpuPoo
             await can_be_moved(pool, lease_id)
             await pool.park(lease_id)
             node.fake.remove("pods", f"gpu-pool-{lease_id}-1")
-
-            async def is_over() -> bool:
-                return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
-
-            await eventually(is_over)
+            await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.state is LeaseState.ENDED)
     async with node.agent(pool):
-        await until(lambda: node.records() == [])
+        await eventually(lambda: node.records() == [])
         assert await as_agent(pool).move_memory({GPU: ""}) == ()
 
 

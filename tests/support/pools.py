@@ -41,11 +41,6 @@ async def take(pool: Pool, text: str, key: str, holder: Holder = ME) -> str:
     return (await pool.request(parse_request(text), holder, key)).id
 
 
-async def until(condition: Callable[[], object], within: float = 120.0) -> None:
-    """Return as soon as the condition holds; fail if it does not in time."""
-    await eventually(condition, within=within)
-
-
 @overload
 async def eventually(
     look: Callable[[], Awaitable[Seen]], that: Callable[[Seen], object] = ..., *, within: float = ...

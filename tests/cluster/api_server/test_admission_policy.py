@@ -33,7 +33,7 @@ from support.clusters import changing, everything, hami
 from support.control_plane import ASSETS, Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, running, volume
 from support.kube_examples import CLUSTER_WIDE, copied, kubeconfig_of, rendered, secret
-from support.pools import until
+from support.pools import eventually
 from support.reachability import METADATA
 
 Pod = dict[str, Any]
@@ -109,7 +109,9 @@ class Namespace:
         wrong = kernel(self.name), secret("another"), supervisor(self.name)
         for each in wrong:
             each["metadata"]["name"] = "another"
-        await until(lambda: all("not as jupyter-gpu-pool makes it" in self.refusal(x) for x in wrong), 60)
+        await eventually(
+            lambda: all("not as jupyter-gpu-pool makes it" in self.refusal(x) for x in wrong), within=60
+        )
 
 
 @pytest.fixture
@@ -383,7 +385,7 @@ async def test_what_an_administrator_allows_a_webhook_to_add_is_created(
     assert "it has the volumes more, vgpu" in kept.refusal(made)
     objects = allowed(tmp_path_factory.mktemp("changed"), kept.name)
     cluster.apply(*(each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"))
-    await until(lambda: kept.refusal(made) == "", 60)
+    await eventually(lambda: kept.refusal(made) == "", within=60)
     add_volume({"hostPath": {"path": "/usr/local"}})(made)
     made["spec"]["volumes"][-1]["name"] = "all"
     assert "it has the volumes all" in kept.refusal(made)
@@ -423,7 +425,7 @@ async def test_a_kernel_lives_under_it_and_says_what_a_webhook_has_added(
     cluster.apply(*home, notebook("ada", kept.name), namespace=kept.name)
     config = kubeconfig_of(cluster, "gpu-pool", kept.name, folder / "config")
     async with cluster_pool(folder / "store.db", config, kept.name) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         await pool.launch(lease.id, command())
         await running(pool, lease.id)
@@ -452,4 +454,4 @@ async def test_a_kernel_lives_under_it_and_says_what_a_webhook_has_added(
         )
         assert ".hostPaths of the chart" in caplog.text
         await pool.release(lease.id)
-        await until(lambda: not backend_of(pool).view.own.of(lease.id), 120)
+        await eventually(lambda: not backend_of(pool).view.own.of(lease.id))

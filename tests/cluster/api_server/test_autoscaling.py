@@ -16,7 +16,7 @@ from support.clusters import hami
 from support.control_plane import Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, notebook, running, volume
 from support.node_agent import NodeAgent
-from support.pools import eventually, take, until
+from support.pools import eventually, take
 
 ADA = Holder("ada")
 SELECT = {"cloud.example.org/node-pool": "v100"}
@@ -59,15 +59,12 @@ async def pool(cluster: Cluster, empty: NodeAgent, namespace: str, tmp_path: Pat
     groups = {"v100": {"example": str(example), "select": SELECT, "most": 2, "usual_minutes": 3}}
     settings = {"node_groups": groups, "tolerations": ["dedicated"], "memory_mib": 64}
     async with cluster_pool(tmp_path / "store.db", cluster.kubeconfig, namespace, **settings) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
 
 async def until_told(pool: GpuPool, lease_id: str, words: str) -> None:
-    async def is_so() -> bool:
-        return words in (await pool.explain(lease_id)).why
-
-    await eventually(is_so)
+    await eventually(lambda: pool.explain(lease_id), lambda explanation: words in explanation.why)
 
 
 def placeholders(cluster: Cluster, namespace: str) -> list[Any]:
@@ -83,10 +80,10 @@ async def test_a_group_at_zero_grows_for_who_waits_and_its_kernel_runs_there(
     await until_told(pool, waiting, "A machine is being started, about 3 min more.")
     autoscaler.go_on.set()
     lease = await pool.wait(waiting, 120)
-    await until(lambda: [lease.slices[0].device.node] == autoscaler.added)
+    await eventually(lambda: [lease.slices[0].device.node] == autoscaler.added)
     await pool.launch(waiting, command())
     assert (await running(pool, waiting)).address
-    await until(lambda: placeholders(cluster, namespace) == [])
+    await eventually(lambda: placeholders(cluster, namespace) == [])
     # Whoever comes next has room there, and no further node is asked for.
     assert (await pool.wait(await take(pool, "98%", "second", ADA), 60)).state is LeaseState.HELD
     assert len(autoscaler.added) == 1
@@ -99,12 +96,12 @@ async def test_a_group_that_cannot_grow_is_told_until_it_can(
     autoscaler.go_on.clear()
     leases = [await take(pool, "98%", f"key-{number}", ADA) for number in range(2)]
     await until_told(pool, leases[1], "A machine is being started")
-    await until(lambda: len(placeholders(cluster, namespace)) == 2)
+    await eventually(lambda: len(placeholders(cluster, namespace)) == 2)
     autoscaler.go_on.set()
     await pool.wait(leases[0], 120)
     await until_told(pool, leases[1], "none can be started for it at the moment")
     assert len(placeholders(cluster, namespace)) == 1
     autoscaler.most = 2
     held = await pool.wait(leases[1], 120)
-    await until(lambda: held.slices[0].device.node == autoscaler.added[-1])
-    await until(lambda: placeholders(cluster, namespace) == [])
+    await eventually(lambda: held.slices[0].device.node == autoscaler.added[-1])
+    await eventually(lambda: placeholders(cluster, namespace) == [])

@@ -23,7 +23,7 @@ from support.control_plane import Cluster
 from support.earlier import source_of
 from support.guide import Guide
 from support.kube_examples import EXAMPLES, LocalPod, copied, kubeconfig_of, one, rendered, secret
-from support.pools import take, until
+from support.pools import eventually, take
 from support.ports import free_port
 
 #: The chart before node agents and policies of admission.
@@ -352,7 +352,7 @@ async def served(
     pod.replaced["0.0.0.0:8888"] = f"127.0.0.1:{free_port()}"
     kubeconfig = kubeconfig_of(cluster, "gpu-pool", namespace, folder / "config")
     with pod.running({"KUBECONFIG": str(kubeconfig)}) as process:
-        await until(lambda: ": Serving " in pod.log or process.poll() is not None, 120)
+        await eventually(lambda: ": Serving " in pod.log or process.poll() is not None)
         assert process.poll() is None, pod.log
         async with connect(pod.variables()["GPU_POOL_URL"]) as pool:
             yield pool, pod

@@ -35,7 +35,7 @@ from support.kube_examples import (
     rendered,
     secret,
 )
-from support.pools import until
+from support.pools import eventually
 from support.ports import free_port
 from support.spawner_without_cluster import connect_to_none
 
@@ -81,7 +81,7 @@ async def test_the_service_starts_as_its_deployment_says_and_with_its_rights_alo
     kubeconfig = kubeconfig_of(cluster, account, namespace, tmp_path_factory.mktemp("k") / "config")
     for _ in range(2):  # the second time with the store of the first
         with pod.running({"KUBECONFIG": str(kubeconfig)}) as process:
-            await until(lambda: ": Serving " in pod.log or process.poll() is not None, 120)
+            await eventually(lambda: ": Serving " in pod.log or process.poll() is not None)
             assert process.poll() is None, pod.log
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 path = pod.container[probe]["httpGet"]["path"]

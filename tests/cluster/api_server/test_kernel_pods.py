@@ -29,7 +29,7 @@ from support.kernel_pods import (
     until_pod,
     volume,
 )
-from support.pools import take, until
+from support.pools import eventually, take
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ async def pool(card: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[G
         *volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace), namespace=namespace
     )
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
 
@@ -80,7 +80,7 @@ async def test_a_kernel_starts_where_its_slice_is_and_goes_with_its_lease(
     await pool.release(lease.id)
     with pytest.raises(LeaseGone, match="released"):
         await until_pod(pool, lease.id, lambda _: False)
-    await until(lambda: not kernels(card, namespace), 120)
+    await eventually(lambda: not kernels(card, namespace))
 
 
 @pytest.mark.long
@@ -107,7 +107,7 @@ async def test_the_same_launch_is_carried_out_once_and_another_takes_its_place(
     await running(pool, lease.id)
     assert len(kernels(card, namespace)) == 1
     await pool.launch(lease.id, command())
-    await until(lambda: [each["metadata"]["name"][-2:] for each in kernels(card, namespace)] == ["-2"], 120)
+    await eventually(lambda: [each["metadata"]["name"][-2:] for each in kernels(card, namespace)] == ["-2"])
     assert (await running(pool, lease.id)).address
 
 
@@ -142,7 +142,7 @@ async def test_a_kernel_is_ended_and_its_lease_is_kept(pool: GpuPool, card: Clus
     await running(pool, lease.id)
     await pool.end_pod(lease.id)
     assert (await pool.pod(lease.id)).phase is PodPhase.ENDED
-    await until(lambda: not kernels(card, namespace), 120)
+    await eventually(lambda: not kernels(card, namespace))
     assert (await pool.pod(lease.id)).message == "It was ended."
     assert (await pool.get_lease(lease.id)).state is LeaseState.HELD
 
@@ -190,7 +190,7 @@ async def test_what_the_cluster_takes_ends_the_lease_in_words(
     ended = await pool.get_lease(lease.id)
     assert ended.end_reason is EndReason.TAKEN
     assert words in ended.notice
-    await until(lambda: not kernels(card, namespace), 120)
+    await eventually(lambda: not kernels(card, namespace))
 
 
 async def test_an_image_that_is_not_there_is_told_until_it_is(
@@ -215,7 +215,7 @@ async def test_a_home_that_one_machine_can_use_ties_the_kernel_to_it(
     apart = notebook("bob", namespace, claim="there", node="cpu-1")
     card.apply(*volumes, beside, apart, namespace=namespace)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(
+        await eventually(
             lambda: backend_of(pool).view.notebook("ada", "") and backend_of(pool).view.notebook("bob", "")
         )
         with pytest.raises(NotAllowed, match="one machine at a time.*cpu-1, and that machine has no GPU"):
@@ -237,13 +237,13 @@ async def test_a_kernel_has_the_folder_of_its_user_in_a_volume_of_everybodys_vol
     container["volumeMounts"].append({"name": "home", **materials})
     card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         await pool.launch(lease.id, command("sh", "-c", "touch /home/jovyan/mine; sleep 600"))
         await running(pool, lease.id)
         (made,) = kernels(card, namespace)
         volume_claims = card.agent.claims(namespace, "homes")
-        await until((volume_claims / "users/ada/mine").exists)
+        await eventually((volume_claims / "users/ada/mine").exists)
     mounts = [each for each in made["spec"]["containers"][0]["volumeMounts"] if each["name"] == "home"]
     assert mounts == [
         {"name": "home", "mountPath": "/home/jovyan", "subPath": "users/ada"},
@@ -260,7 +260,7 @@ async def test_a_kernel_touches_its_home_as_its_notebook_server_does(
     server["spec"] |= {"securityContext": security, "hostUsers": False}
     card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         await pool.launch(lease.id, command())
         await running(pool, lease.id)
@@ -293,7 +293,7 @@ async def test_a_home_that_no_kernel_can_have_is_refused_before_there_is_a_lease
         server["spec"]["volumes"] = [{"name": "home", **volume_is}]
     card.apply(*volume("homes", namespace, "ReadWriteMany"), server, namespace=namespace)
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         with pytest.raises(NotAllowed, match=words):
             await held(pool)
         assert kernels(card, namespace) == []
@@ -313,7 +313,7 @@ async def test_two_hubs_share_the_gpus_of_a_cluster_and_nothing_else(
                 about = cluster_pool(tmp_path / f"{each}.db", card.kubeconfig, each, pool=each)
                 pools.append(await stack.enter_async_context(about))
             one, two = pools
-            await until(lambda: all(backend_of(each).view.notebook("ada", "") for each in pools))
+            await eventually(lambda: all(backend_of(each).view.notebook("ada", "") for each in pools))
             lease = await held(one, "60%")
             await one.launch(lease.id, command())
             await running(one, lease.id)
@@ -331,7 +331,7 @@ async def test_two_hubs_share_the_gpus_of_a_cluster_and_nothing_else(
             lease = await two.wait(waiting, 120)
             await two.launch(lease.id, command())
             await running(two, lease.id)
-            await until(lambda: not kernels(card, namespace), 120)
+            await eventually(lambda: not kernels(card, namespace))
             assert len(kernels(card, other)) == 1
     finally:
         card.kubectl("delete", "namespace", other, "--wait=false")
@@ -345,9 +345,9 @@ async def test_a_node_is_emptied_by_the_command_that_the_page_names(
     drain = ["drain", "hami-1", "--ignore-daemonsets", "--timeout=120s"]
     # What earlier tests have left cannot be evicted, since their namespaces go.
     there = ["get", "pods", "-A", "--field-selector", "spec.nodeName=hami-1", "-o", "name"]
-    await until(lambda: card.kubectl(*there).strip() == "", 120)
+    await eventually(lambda: card.kubectl(*there).strip() == "")
     async with cluster_pool(tmp_path / "store.db", card.kubeconfig, namespace) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         await pool.launch(lease.id, command())
         await running(pool, lease.id)
@@ -375,7 +375,7 @@ async def test_what_the_service_left_is_put_right_when_it_comes_back(
     )
     store = tmp_path / "store.db"
     async with cluster_pool(store, card.kubeconfig, namespace) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         orphaned, kept, vanished = [await held(pool) for _ in range(3)]
         seen = ""
         for lease in (orphaned, kept, vanished):
@@ -384,14 +384,14 @@ async def test_what_the_service_left_is_put_right_when_it_comes_back(
     async with local_pool(store, owner=True) as away:
         await away.release(orphaned.id)
     delete(card, namespace, f"gpu-pool-{vanished.id}-1")
-    await until(lambda: len(kernels(card, namespace)) == 2, 120)
+    await eventually(lambda: len(kernels(card, namespace)) == 2)
     async with cluster_pool(store, card.kubeconfig, namespace) as pool:
         assert (await pool.pod(kept.id)).phase is PodPhase.RUNNING
-        await until(
+        await eventually(
             lambda: (
                 [each["metadata"]["name"] for each in kernels(card, namespace)] == [f"gpu-pool-{kept.id}-1"]
             ),
-            60,
+            within=60,
         )
         with pytest.raises(LeaseGone, match="deleted while the pool's service was down"):
             await pool.pod(vanished.id, seen)

@@ -30,7 +30,7 @@ from support.clusters import changing, hami
 from support.control_plane import Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, notebook, running, until_pod, volume
 from support.kueue import GROUP, serving
-from support.pools import eventually, until
+from support.pools import eventually
 
 NAME = "kueue-stand-in"
 FULL = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpumem"
@@ -72,10 +72,10 @@ def kueue(cluster: Cluster, served: tuple[str, ...]) -> Iterator[Cluster]:
 async def pool(kueue: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[GpuPool]:
     objects = [*volume("claim-ada", namespace, "ReadWriteMany"), notebook("ada", namespace)]
     kueue.apply(*objects, namespace=namespace)
-    await until(lambda: holds_back(kueue, namespace), 120)
+    await eventually(lambda: holds_back(kueue, namespace))
     store = tmp_path / "store.db"
     async with cluster_pool(store, kueue.kubeconfig, namespace, kueue=True, named={"ml": {}}) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         yield pool
 
 
@@ -126,10 +126,6 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
     pool: GpuPool, kueue: Cluster, namespace: str
 ) -> None:
     first, second = await queued(pool, 1), await queued(pool, 2)
-
-    async def is_held() -> bool:
-        return (await pool.get_lease(first.id)).state is LeaseState.HELD
-
     assert (await pool.get_lease(first.id)).state is LeaseState.PARKED
     name = f"gpu-pool-{first.id}-1"
     assert kueue.get("pod", "-n", namespace, name)["metadata"]["labels"][QUEUE_LABEL] == "gpu-pool-ml"
@@ -138,14 +134,14 @@ async def test_kernels_wait_for_kueue_run_and_are_evicted(
     assert FULL in (await pool.explain(first.id)).why
     admit(kueue, namespace, name)
     assert (await running(pool, first.id)).address
-    await eventually(is_held)
+    await eventually(lambda: pool.get_lease(first.id), lambda lease: lease.state is LeaseState.HELD)
     assert (await pool.pod(second.id)).phase is PodPhase.QUEUED
     evict(kueue, namespace, name)
     with pytest.raises(LeaseGone, match=EVICTED):
         await until_pod(pool, first.id, lambda _: False)
     assert (await pool.get_lease(first.id)).end_reason is EndReason.TAKEN
     await pool.release(second.id)
-    await until(lambda: not backend_of(pool).view.own.leases(), 120)
+    await eventually(lambda: not backend_of(pool).view.own.leases())
 
 
 async def test_the_doctor_says_in_which_version_kueues_objects_are_read(

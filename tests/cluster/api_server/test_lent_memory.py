@@ -92,11 +92,11 @@ async def test_a_kernel_uses_what_nobody_holds_and_hears_in_the_middle_of_a_cell
     assert words in told
     assert "KeyboardInterrupt" in told
     async with reporting(url, token, GPU, [{**use, "memory_mib": 600}]):
-
-        async def is_forgiven() -> bool:
-            return not any(each.notice for each in await students.leases(LeaseState.HELD))
-
-        await eventually(is_forgiven, within=LONG)
+        await eventually(
+            lambda: students.leases(LeaseState.HELD),
+            lambda leases: not any(each.notice for each in leases),
+            within=LONG,
+        )
         assert (await ada.run("print(kept)").done()).outputs[-1] == "of ada\n"
         # A restart is in the same pod, which knows what may be used now.
         await ada.do("restart")

@@ -95,7 +95,7 @@ async def test_interrupt_restart_input_and_shutdown(
             (after,) = kernels(card, namespace)
             assert after["metadata"]["uid"] == before["metadata"]["uid"]
             await page.shut_down()
-        await eventually(lambda: nothing_runs(card, namespace), within=120)
+        await eventually(lambda: nothing_runs(card, namespace))
 
 
 @pytest.mark.long
@@ -138,7 +138,7 @@ async def test_a_killed_server_leaves_no_pod(
     async with jupyter(jupyter_env) as server, opened(server, jupyter_env, "a.ipynb", kernel) as page:
         await page.run("1").done(within=120)
         os.kill(server.process.pid, signal.SIGKILL)
-        await eventually(lambda: nothing_runs(card, namespace), within=120)
+        await eventually(lambda: nothing_runs(card, namespace))
 
 
 @pytest.mark.long
@@ -163,7 +163,7 @@ async def test_behind_a_hub_a_pod_gets_no_token_and_ends_when_its_server_is_not_
             assert "GPU_POOL_SLICE" in cell.outputs[0]
             assert token not in cell.outputs[0]
             os.kill(server.process.pid, signal.SIGKILL)
-            await eventually(lambda: nothing_runs(card, namespace), within=120)
+            await eventually(lambda: nothing_runs(card, namespace))
 
 
 @pytest.mark.long
@@ -193,4 +193,4 @@ async def test_a_wrapped_kernel_runs_in_a_pod(
         assert "KeyboardInterrupt" in (await cell.done()).outputs[-1]
         assert len(kernels(card, namespace)) == 1
     await km.shutdown_kernel()
-    await eventually(lambda: nothing_runs(card, namespace), within=120)
+    await eventually(lambda: nothing_runs(card, namespace))

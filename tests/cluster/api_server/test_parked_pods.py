@@ -113,11 +113,7 @@ async def test_a_parked_kernel_whose_pod_is_evicted_says_so_at_its_next_cell(
         await eventually(students.is_parked, within=LONG)
         assert card.agent is not None
         card.agent.evict(namespace, pod["metadata"]["name"], "The node was low on resource: memory.")
-
-        async def is_over() -> bool:
-            return not await students.is_parked()
-
-        await eventually(is_over, within=LONG)
+        await eventually(students.is_parked, lambda seen: not seen, within=LONG)
         text = " ".join("".join((await ada.run(KEPT).done(within=LONG)).outputs).split())
         assert "The node was low on resource: memory." in text
         assert "Its variables are gone." in text
@@ -136,10 +132,8 @@ async def test_a_notebook_server_that_is_killed_while_its_kernel_is_parked_leave
         await bob.run("kept = 'of bob'").done(within=LONG)
         await eventually(students.is_parked, within=LONG)
         os.kill(server.process.pid, signal.SIGKILL)
-
-        async def is_alone() -> bool:
-            return len(await asyncio.to_thread(kernels, card, namespace)) == 1
-
-        await eventually(is_alone, within=LONG)
+        await eventually(
+            lambda: asyncio.to_thread(kernels, card, namespace), lambda found: len(found) == 1, within=LONG
+        )
         assert (await bob.run("print(kept)").done(within=LONG)).outputs[-1] == "of bob\n"
         assert len(await students.pool.history()) == 1

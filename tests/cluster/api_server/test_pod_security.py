@@ -12,7 +12,7 @@ from gpu_pool_client import NotAllowed
 from support.clusters import changing, hami
 from support.control_plane import Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, running, volume
-from support.pools import until
+from support.pools import eventually
 
 #: What a webhook of a system that shares GPUs may add to pods.
 POLICY = "adds-the-host"
@@ -41,7 +41,7 @@ async def test_a_kernel_that_pod_security_refuses_says_so_and_the_log_what_to_se
     changed.apply(*volume("claim-ada", namespace, "ReadWriteMany"), server, namespace=namespace)
     changed.kubectl("label", "namespace", namespace, RESTRICTED)
     async with cluster_pool(tmp_path / "store.db", changed.kubeconfig, namespace) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         lease = await held(pool)
         # As it is made, it keeps the rules.
         await pool.launch(lease.id, command())

@@ -43,21 +43,18 @@ async def test_a_kernel_changes_its_size_in_its_pod_at_once_or_at_its_next_resta
             (pod,) = kernels(card, namespace)
             return str(pod["metadata"]["annotations"][SLICES])
 
-        async def is_written() -> bool:
-            return written() == f"{GPU}=100/3276"
-
-        await eventually(is_written, within=LONG)
+        await eventually(lambda: written() == f"{GPU}=100/3276", within=LONG)
         # By the panel, too.
         changed = await page.resize("5%")
         assert (changed["granted"], changed["at_restart"]) == (True, False)
         assert (await page.run(HAS).done()).outputs == ["42 1638\n"]
     use = {"pod": first["metadata"]["uid"], "memory_mib": 1000}
     async with reporting(students.service.url, students.token, GPU, [use]):
-
-        async def is_seen() -> bool:
-            return (await students.pool.activity(lease.id)).memory_mib == 1000
-
-        await eventually(is_seen, within=LONG)
+        await eventually(
+            lambda: students.pool.activity(lease.id),
+            lambda activity: activity.memory_mib == 1000,
+            within=LONG,
+        )
         told = "".join((await page.run(USE.format("20%")).done()).outputs)
         assert "it has used the GPU, or may have" in told
         assert "Restart the kernel: it then changes to 20%, if that is free." in told

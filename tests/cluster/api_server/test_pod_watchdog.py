@@ -104,11 +104,9 @@ async def test_a_cell_is_told_and_interrupted_and_a_kernel_that_frees_its_memory
         assert "What ran was interrupted." in told
         assert "KeyboardInterrupt" in told
         async with watched.using(412):
-
-            async def is_forgiven() -> bool:
-                return (await watched.pool.get_lease(lease.id)).notice == ""
-
-            await eventually(is_forgiven, within=60)
+            await eventually(
+                lambda: watched.pool.get_lease(lease.id), lambda seen: seen.notice == "", within=60
+            )
             assert (await page.run("print(kept)").done()).outputs == ["42\n"]
             assert (await watched.pool.activity(lease.id)).memory_mib == 412
             shown = (await page.run("print(get_ipython().run_line_magic('gpu', ''))").done()).outputs
@@ -126,11 +124,11 @@ async def test_a_cell_that_runs_out_of_memory_says_what_its_slice_has_and_what_i
         await page.run("class OutOfMemoryError(RuntimeError): __module__ = 'torch.cuda'").done(within=120)
         (lease,) = (await watched.pool.status()).leases
         async with watched.using(412):
-
-            async def is_known() -> bool:
-                return (await watched.pool.activity(lease.id)).memory_mib == 412
-
-            await eventually(is_known, within=60)
+            await eventually(
+                lambda: watched.pool.activity(lease.id),
+                lambda activity: activity.memory_mib == 412,
+                within=60,
+            )
             cell = page.run("raise OutOfMemoryError('CUDA out of memory.')")
             told = " ".join("".join((await cell.done(within=120)).outputs).split())
         assert "GPU memory ran out: this kernel's slice is 2%, with 655 MiB of memory" in told
@@ -153,5 +151,5 @@ async def test_a_kernel_that_stays_over_its_memory_ends_with_its_slice_and_its_n
         assert "it used more GPU memory than it was granted" in told
         assert "Start again with a larger slice." in told
         assert (await watched.pool.get_lease(lease.id)).end_reason is EndReason.OVER_MEMORY
-        await eventually(lambda: nothing_runs(watched.card, watched.namespace), within=120)
+        await eventually(lambda: nothing_runs(watched.card, watched.namespace))
         assert (await page.run("print('anew')").done(within=120)).outputs == ["anew\n"]

@@ -99,7 +99,7 @@ async def test_a_course_is_chosen_on_the_page_of_kubespawner(hub: KubeHub, chrom
         await page.get_by_role("button", name="Start").click()
         await page.wait_for_url("**/spawn-pending/**")
         await browser.close()
-    await eventually(lambda: hub.is_ready("ada"), within=120)
+    await eventually(lambda: hub.is_ready("ada"))
     pod = await asyncio.to_thread(hub.pod_of, "ada")
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpucores"] == "90"
@@ -118,7 +118,7 @@ async def test_a_profile_without_a_course_goes_on_and_has_no_gpu(hub: KubeHub) -
     await hub.api("POST", "users/alan")
     answer = await hub.api("POST", "users/alan/server", {})
     assert answer.code in (201, 202), answer.body
-    await eventually(lambda: hub.is_ready("alan"), within=120)
+    await eventually(lambda: hub.is_ready("alan"))
     pod = await asyncio.to_thread(hub.pod_of, "alan")
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["limits"] == {"cpu": "500m"}
@@ -131,7 +131,7 @@ async def test_a_choice_decides_how_long_the_hub_waits_for_the_start(hub: KubeHu
     # Slower than the second that the profile itself allows.
     answer = await hub.api("POST", "users/barbara/server", {"profile": "either-image", "image": "large"})
     assert answer.code in (201, 202), answer.body
-    await eventually(lambda: hub.is_ready("barbara"), within=120)
+    await eventually(lambda: hub.is_ready("barbara"))
 
 
 @pytest.mark.parametrize(

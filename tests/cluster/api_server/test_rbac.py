@@ -13,7 +13,7 @@ from gpu_pool_client import PodPhase
 from support.clusters import hami
 from support.control_plane import ASSETS, Cluster
 from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, until_pod, volume
-from support.pools import until
+from support.pools import eventually
 
 RULES = Path(__file__).parents[3] / "examples" / "kubernetes" / "service" / "rbac.yaml"
 ACCOUNT = "system:serviceaccount:{}:gpu-pool"
@@ -121,7 +121,7 @@ async def test_with_these_rights_alone_a_kernel_lives_and_ends(
     kubeconfig = _as_the_service(cluster, rights, tmp_path)
     supervisor = {"launch.py": "import os, sys\nos.execvp('sleep', ['sleep', '600'])\n"}
     async with cluster_pool(tmp_path / "store.db", kubeconfig, rights, supervisor=supervisor) as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         assert [each.problem for each in backend_of(pool).view._more.values() if each.problem] == []
         lease = await held(pool)
         await pool.launch(lease.id, command())
@@ -129,7 +129,7 @@ async def test_with_these_rights_alone_a_kernel_lives_and_ends(
         found = cluster.get("configmaps", "-n", rights)["items"]
         assert supervisor in [each["data"] for each in found]
         await pool.release(lease.id)
-        await until(lambda: not backend_of(pool).view.own.of(lease.id), 120)
+        await eventually(lambda: not backend_of(pool).view.own.of(lease.id))
 
 
 def _as_the_service(cluster: Cluster, namespace: str, folder: Path) -> Path:

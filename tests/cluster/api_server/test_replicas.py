@@ -14,7 +14,7 @@ from support.clusters import plain
 from support.control_plane import Cluster
 from support.kernel_pods import backend_of, command, notebook, running, volume
 from support.node_agent import NodeAgent
-from support.pools import eventually, take, until
+from support.pools import eventually, take
 
 from .test_shared import Pools, installed, started
 
@@ -81,7 +81,7 @@ async def test_kernels_take_replicas_which_nobody_else_gets_and_their_number_is_
     await pool.release(lease.id)
     # The scheduler lets nobody in who does not tolerate the pool's taint, though a replica is free.
     pools.cluster.apply(rival("rival"), namespace=pools.namespace)
-    await until(lambda: pools.is_refused_a_gpu("rival"), 60)
+    await eventually(lambda: pools.is_refused_a_gpu("rival"), within=60)
     await started(pool)
 
 
@@ -92,8 +92,9 @@ async def test_while_a_pod_of_others_has_a_replica_nothing_more_is_granted_and_n
     first = await started(pool)
     tolerates = {"key": "jupyter-gpu-pool/shared", "operator": "Exists"}
     pools.cluster.apply(rival("rival", tolerates), namespace=pools.namespace)
-    await until(
-        lambda: pools.cluster.get("pod", "rival", "-n", pools.namespace)["spec"].get("nodeName") == NODE, 60
+    await eventually(
+        lambda: pools.cluster.get("pod", "rival", "-n", pools.namespace)["spec"].get("nodeName") == NODE,
+        within=60,
     )
 
     async def is_full() -> bool:

@@ -38,7 +38,7 @@ from support.kernel_pods import (
 )
 from support.kube_examples import CLUSTER_WIDE, copied, kubeconfig_of, rendered
 from support.node_agent import NodeAgent
-from support.pools import take, until
+from support.pools import eventually, take
 from support.whole_devices import DEVICE_CLASS
 
 NODE, UUID = "shared-1", "GPU-gpu-0"
@@ -77,7 +77,7 @@ class Pools:
         settings = {"dialect": "shared", **settings}
         opened = cluster_pool(self._folder / "store.db", config, self.namespace, **settings)
         pool = await self._stack.enter_async_context(opened)
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         return pool
 
     def claim(self) -> Any:
@@ -143,7 +143,7 @@ async def started(pool: GpuPool, text: str = "2%") -> str:
 async def test_slices_of_a_gpu_are_on_one_claim_that_the_scheduler_assigns(pools: Pools) -> None:
     pool = await pools.open()
     ids = [await started(pool, text) for text in ("2%", "0.5GiB", "30%")]
-    await until(lambda: len(pools.users()) == 4)
+    await eventually(lambda: len(pools.users()) == 4)
     (result,) = pools.claim()["status"]["allocation"]["devices"]["results"]
     assert (result["pool"], result["device"]) == (NODE, "gpu-0")
     kernels = {f"gpu-pool-{lease_id}-1" for lease_id in ids}
@@ -157,9 +157,9 @@ async def test_between_two_slices_nobody_else_gets_the_gpu_and_afterwards_they_d
     pool = await pools.open(shared_empty_for=600)
     await pool.release(await started(pool))
     # Of a kernel this short nobody may have begun to keep the GPU yet.
-    await until(lambda: pools.users() and pools.users() == pools.names_of_holders(), 60)
+    await eventually(lambda: pools.users() and pools.users() == pools.names_of_holders(), within=60)
     pools.rival()
-    await until(pools.is_refused_a_gpu, 60)
+    await eventually(pools.is_refused_a_gpu, within=60)
     assert not pools.has_gpu()
     second = await started(pool)
     assert not pools.has_gpu()
@@ -170,10 +170,10 @@ async def test_an_empty_gpu_is_given_back_and_waited_for(pools: Pools) -> None:
     pool = await pools.open(shared_empty_for=0)
     first = await started(pool)
     pools.rival()
-    await until(pools.is_refused_a_gpu, 60)
+    await eventually(pools.is_refused_a_gpu, within=60)
     await pool.release(first)
-    await until(pools.has_gpu, 120)
-    await until(lambda: CLAIM not in pools.claims() and not pools.holders(), 120)
+    await eventually(pools.has_gpu)
+    await eventually(lambda: CLAIM not in pools.claims() and not pools.holders())
     await until_free(pool, 0)
     waiting = await take(pool, "2%", "waits")
     assert (await pool.get_lease(waiting)).state is LeaseState.WAITING
@@ -200,14 +200,14 @@ async def test_a_service_that_starts_anew_goes_on_with_the_claim(pools: Pools, t
     async with cluster_pool(
         tmp_path / "first.db", pools.cluster.kubeconfig, pools.namespace, dialect="shared"
     ) as first:
-        await until(lambda: backend_of(first).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(first).view.notebook("ada", ""))
         lease_id = await started(first)
-        await until(lambda: len(pools.users()) == 2)
+        await eventually(lambda: len(pools.users()) == 2)
         before = pools.claim()["metadata"]["uid"]
     async with cluster_pool(
         tmp_path / "first.db", pools.cluster.kubeconfig, pools.namespace, dialect="shared"
     ) as second:
-        await until(lambda: backend_of(second).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(second).view.notebook("ada", ""))
         assert (await second.get_lease(lease_id)).state is LeaseState.HELD
         await started(second)
         assert pools.claim()["metadata"]["uid"] == before
@@ -264,13 +264,13 @@ async def test_a_pod_is_prepared_taken_and_ended_within_the_services_rights_and_
     first = await of_course(pool, "bob")
     await pool.launch(first, command())
     await running(pool, first)
-    await until(lambda: [pod for pod in prepared(pools) if runs(pod)], 60)
+    await eventually(lambda: [pod for pod in prepared(pools) if runs(pod)], within=60)
     (pod,) = prepared(pools)
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     assert pod["metadata"]["ownerReferences"][0]["name"] == "jupyter-ada"
-    await until(lambda: name in pools.users(), 60)
+    await eventually(lambda: name in pools.users(), within=60)
     view = backend_of(pool).view
-    await until(lambda: any(runs(each) for each in view.prepared.values()))
+    await eventually(lambda: any(runs(each) for each in view.prepared.values()))
     lease_id = await of_course(pool, "ada")
     begun = await pool.launch(lease_id, command(can_begin=True))
     assert begun.beginning is not None
@@ -280,11 +280,11 @@ async def test_a_pod_is_prepared_taken_and_ended_within_the_services_rights_and_
     assert taken["metadata"]["labels"]["jupyter-gpu-pool/lease"] == lease_id
     assert UUID in taken["metadata"]["annotations"]["jupyter-gpu-pool/slices"]
     await pool.release(lease_id)
-    await until(lambda: name not in pools.users(), 60)
-    await until(lambda: prepared(pools), 60)  # the next one
+    await eventually(lambda: name not in pools.users(), within=60)
+    await eventually(lambda: prepared(pools), within=60)  # the next one
     # Its server goes, and so does it.
     pools.cluster.kubectl("delete", "pod", "jupyter-ada", "-n", pools.namespace, "--wait=false")
-    await until(lambda: not prepared(pools), 120)
+    await eventually(lambda: not prepared(pools))
     await pool.release(first)
 
 
@@ -300,7 +300,7 @@ async def test_the_service_changes_no_pod_but_its_own(pools: Pools, installed: P
             return str(error)
         return ""
 
-    await until(lambda: "The pod is not as jupyter-gpu-pool makes it" in refusal(), 60)
+    await eventually(lambda: "The pod is not as jupyter-gpu-pool makes it" in refusal(), within=60)
 
 
 async def test_what_is_changed_of_a_pod_is_what_is_named(pools: Pools) -> None:
@@ -355,23 +355,23 @@ async def test_the_service_lives_under_restricted_security_and_its_policies_and_
     profile = {"type": "RuntimeDefault"}
     pod["spec"]["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1, "seccompProfile": profile}
     words = "names a claim of jupyter-gpu-pool, which has a whole GPU"
-    await until(lambda: words in refusal(pools.cluster, pools.namespace, pod), 60)
+    await eventually(lambda: words in refusal(pools.cluster, pools.namespace, pod), within=60)
     pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "of-my-own"}]
     assert refusal(pools.cluster, pools.namespace, pod) == "", "nobody else's claims are looked at"
     pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": CLAIM}]
     assert refusal(pools.cluster, "default", pod) == "", "nor other namespaces: another pool's are there"
 
     async with cluster_pool(tmp_path / "own.db", installed, pools.namespace, dialect="shared") as pool:
-        await until(lambda: backend_of(pool).view.notebook("ada", ""))
+        await eventually(lambda: backend_of(pool).view.notebook("ada", ""))
         await started(pool)
-        await until(pools.holders)
+        await eventually(pools.holders)
         (keeper,) = pools.holders()
         (owner,) = keeper["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == ("ServiceAccount", "gpu-pool")
         assert pools.claim()["metadata"]["ownerReferences"] == [owner]
     pools.cluster.kubectl("delete", "serviceaccount", "gpu-pool", "-n", pools.namespace)
     pools.cluster.kubectl("delete", "pod", "jupyter-ada", "-n", pools.namespace, "--wait=false")
-    await until(lambda: not pools.claims() and not pools.holders(), 120)
+    await eventually(lambda: not pools.claims() and not pools.holders())
 
 
 @pytest.mark.parametrize(
@@ -394,14 +394,14 @@ async def test_the_service_may_make_no_other_claims(pools: Pools, installed: Pat
     assert made is not None
     change(made)
     words = "The ResourceClaim is not as jupyter-gpu-pool makes it"
-    await until(lambda: words in refusal(pools.cluster, pools.namespace, made, "gpu-pool"), 60)
+    await eventually(lambda: words in refusal(pools.cluster, pools.namespace, made, "gpu-pool"), within=60)
 
 
 async def test_a_holder_that_is_more_than_one_is_refused(pools: Pools, installed: Path) -> None:
     assert installed.name
     shape = HolderShape("gpu-pool", pools.namespace, "registry.k8s.io/pause:3.10")
     made = holder(shape, UUID, NODE, (), ())
-    await until(lambda: refusal(pools.cluster, pools.namespace, made, "gpu-pool") == "", 60)
+    await eventually(lambda: refusal(pools.cluster, pools.namespace, made, "gpu-pool") == "", within=60)
     made["spec"]["volumes"] = [{"name": "v", "secret": {"secretName": "hub"}}]
     words = "it has the volumes v"
-    await until(lambda: words in refusal(pools.cluster, pools.namespace, made, "gpu-pool"), 60)
+    await eventually(lambda: words in refusal(pools.cluster, pools.namespace, made, "gpu-pool"), within=60)

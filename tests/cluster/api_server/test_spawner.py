@@ -72,11 +72,9 @@ def variables(pod: dict[str, Any]) -> dict[str, str]:
 
 async def end(hub: KubeHub, user: str) -> None:
     await hub.api("DELETE", f"users/{user}/server")
-
-    async def gone() -> bool:
-        return not json.loads((await hub.api("GET", f"users/{user}")).body)["servers"]
-
-    await eventually(gone, within=120)
+    await eventually(
+        lambda: hub.api("GET", f"users/{user}"), lambda seen: not json.loads(seen.body)["servers"]
+    )
 
 
 async def test_a_student_gets_a_server_with_two_percent(cluster: Cluster, hub: KubeHub) -> None:
@@ -88,7 +86,7 @@ async def test_a_student_gets_a_server_with_two_percent(cluster: Cluster, hub: K
 
     answer = await ada.choose(course="intro/Small")
     assert answer.code == 302, error_on(answer)
-    await eventually(lambda: hub.is_ready("ada"), within=120)
+    await eventually(lambda: hub.is_ready("ada"))
     pod = await asyncio.to_thread(hub.pod_of, "ada")
     limits = notebook(pod)["resources"]["limits"]
     assert {key: limits[key] for key in limits if "nvidia" in key} == {
@@ -129,7 +127,7 @@ async def test_a_researcher_takes_two_whole_gpus(cluster: Cluster, research_hub:
     assert "no node has more than 2" in page  # three were never possible
     answer = await edsger.choose(course="research/Two GPUs")
     assert answer.code == 302, error_on(answer)
-    await eventually(lambda: research_hub.is_ready("edsger"), within=120)
+    await eventually(lambda: research_hub.is_ready("edsger"))
     pod = await asyncio.to_thread(research_hub.pod_of, "edsger", f"{research_hub.namespace}-research")
     assert notebook(pod)["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert pod["spec"]["activeDeadlineSeconds"] == 10800
@@ -143,7 +141,7 @@ async def test_a_researcher_takes_two_whole_gpus(cluster: Cluster, research_hub:
     await end(research_hub, "edsger")
     answer = await barbara.choose(course="research/One GPU")
     assert answer.code == 302, error_on(answer)
-    await eventually(lambda: research_hub.is_ready("barbara"), within=120)
+    await eventually(lambda: research_hub.is_ready("barbara"))
     await end(research_hub, "barbara")
 
 
@@ -255,7 +253,7 @@ async def test_a_course_without_volume_claims_mounts_none_and_makes_no_claim(
 async def start(hub: KubeHub, user: str, options: object) -> None:
     answer = await hub.api("POST", f"users/{user}/server", options)
     assert answer.code in (201, 202), answer.body
-    await eventually(lambda: hub.is_ready(user), within=120)
+    await eventually(lambda: hub.is_ready(user))
 
 
 async def test_the_page_says_what_a_server_waits_for(cluster: Cluster, hub: KubeHub) -> None:
@@ -322,7 +320,7 @@ async def test_a_quota_of_the_cluster_is_told_in_words(cluster: Cluster, hub: Ku
     def counted() -> bool:
         return "hard" in cluster.get("quota", "small", "-n", namespace).get("status", {})
 
-    await eventually(lambda: asyncio.to_thread(counted), within=120)
+    await eventually(lambda: asyncio.to_thread(counted))
     await hub.api("POST", "users/alan")
     answer = await hub.api("POST", "users/alan/server", {"course": "intro", "slice": "Large"})
     await asyncio.to_thread(cluster.kubectl, "delete", "quota", "small", "-n", namespace)

@@ -66,10 +66,7 @@ class Struck:
         points.strike(self.strikes, point, how)
 
     async def is_hit(self) -> None:
-        async def hit() -> bool:
-            return (self.strikes / "hit").exists()
-
-        await eventually(hit, within=120)
+        await eventually(lambda: (self.strikes / "hit").exists())
 
     async def lose(self, name: str) -> None:
         """Lose a node, and let the cluster take note that its machine is gone for good."""
@@ -117,7 +114,7 @@ class Struck:
                 devices = (await pool.status()).devices
             return any(each.device.node == name and not each.drained for each in devices)
 
-        await eventually(does, within=120)
+        await eventually(does)
 
     async def runs_on(self, name: str) -> None:
         """Wait until the one kernel that is not told to end is there; what is elsewhere goes by and by."""
@@ -127,7 +124,7 @@ class Struck:
             living = [each for each in pods if "deletionTimestamp" not in each["metadata"]]
             return [each["spec"].get("nodeName") for each in living] == [name]
 
-        await eventually(does, within=120)
+        await eventually(does)
 
     async def is_left_with_nothing(self) -> None:
         """Wait until no pod, no Secret and no lease is there."""
@@ -140,15 +137,15 @@ class Struck:
                 return not status.leases and not status.queue
             return False
 
-        await eventually(no_lease, within=120)
-        await eventually(lambda: nothing_runs(self.cluster, self.namespace), within=120)
+        await eventually(no_lease)
+        await eventually(lambda: nothing_runs(self.cluster, self.namespace))
 
         async def no_secret() -> bool:
             # The cluster removes it once it has noticed that the pod, its owner, has gone.
             secrets = await asyncio.to_thread(self.cluster.get, "secrets", "-n", self.namespace)
             return not secrets["items"]
 
-        await eventually(no_secret, within=120)
+        await eventually(no_secret)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from support.clusters import listed, node, resource_slice
 from support.control_plane import Cluster
 from support.kernel_pods import backend_of, command, held, notebook, running, volume
 from support.node_agent import NodeAgent
-from support.pools import take, until
+from support.pools import eventually, take
 from support.service import ForkServer, serving
 from support.whole_devices import DEVICE_CLASS
 
@@ -93,7 +93,7 @@ async def test_of_two_pools_that_claim_the_same_gpu_at_once_one_has_it_and_the_o
     (loser,) = [pool for pool, lease in leases.items() if lease.state is LeaseState.ENDED]
     assert leases[loser].end_reason in (EndReason.TAKEN, EndReason.NOT_READY)
     # What it had made goes again, and it waits.
-    await until(lambda: not pools[loser].claims() and not pools[loser].holders(), 60)
+    await eventually(lambda: not pools[loser].claims() and not pools[loser].holders(), within=60)
     waiting = await take(loser, "2%", "waits")
     assert (await loser.get_lease(waiting)).state is LeaseState.WAITING
     assert (await winner.get_lease(leases[winner].id)).state is LeaseState.HELD
@@ -101,7 +101,7 @@ async def test_of_two_pools_that_claim_the_same_gpu_at_once_one_has_it_and_the_o
     lease = await loser.wait(waiting, 120)
     await loser.launch(lease.id, command())
     await running(loser, lease.id)
-    await until(lambda: not pools[winner].claims(), 60)
+    await eventually(lambda: not pools[winner].claims(), within=60)
 
 
 async def test_two_pools_in_one_namespace_take_neither_claims_nor_prepared_pods_of_each_other(
@@ -116,7 +116,7 @@ async def test_two_pools_in_one_namespace_take_neither_claims_nor_prepared_pods_
     mine = await of_course(first, "bob")
     await first.launch(mine, command())
     await running(first, mine)
-    await until(lambda: [pod for pod in prepared(here) if runs(pod)], 60)
+    await eventually(lambda: [pod for pod in prepared(here) if runs(pod)], within=60)
     (pod,) = prepared(here)
     (claim,) = here.claims()
     folder = tmp_path / "second"
@@ -132,10 +132,10 @@ async def test_two_pools_in_one_namespace_take_neither_claims_nor_prepared_pods_
         assert begun.beginning is None
         await running(second, theirs)
         assert {each["metadata"]["uid"] for each in prepared(here)} == {pod["metadata"]["uid"]}
-        await until(lambda: len(here.claims()) == len(here.holders()) == 2, 60)
+        await eventually(lambda: len(here.claims()) == len(here.holders()) == 2, within=60)
         # What one of them ends is nothing of the other's.
         await second.release(theirs)
-        await until(lambda: not backend_of(second).view.own.of(theirs))
+        await eventually(lambda: not backend_of(second).view.own.of(theirs))
         await first.core.reconciler.once()
         assert (await first.get_lease(mine)).state is LeaseState.HELD
         assert claim in here.claims()

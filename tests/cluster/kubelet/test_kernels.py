@@ -87,10 +87,9 @@ def kernels(cluster: Cluster, namespace: str) -> list[Any]:
 
 
 async def none_left(cluster: Cluster, namespace: str) -> None:
-    async def is_so() -> bool:
-        return not await asyncio.to_thread(kernels, cluster, namespace)
-
-    await eventually(is_so, within=LONG)
+    await eventually(
+        lambda: asyncio.to_thread(kernels, cluster, namespace), lambda found: not found, within=LONG
+    )
 
 
 async def said(page: Frontend, code: str) -> str:
@@ -163,11 +162,7 @@ async def test_signals_zombies_and_interrupts_are_as_outside_a_container(
         assert await said(page, ORPHAN) == "True\n"
         # A signal without a handler ends it, as it does anywhere.
         page.run("import signal; os.kill(os.getpid(), signal.SIGTERM)")
-
-        async def has_ended() -> bool:
-            return not await km.is_alive()
-
-        await eventually(has_ended, within=LONG)
+        await eventually(km.is_alive, lambda alive: not alive, within=LONG)
     await km.shutdown_kernel()
     await none_left(cluster, namespace)
 
@@ -228,11 +223,7 @@ async def test_a_kernel_that_uses_more_memory_than_its_pod_may_have_is_told_so(
         async with frontend(km) as page:
             assert await said(page, "print(1)") == "1\n"
             page.run("all = [bytearray(2**20) for _ in range(2**10)]")
-
-            async def has_ended() -> bool:
-                return not await km.is_alive()
-
-            await eventually(has_ended, within=LONG)
+            await eventually(km.is_alive, lambda alive: not alive, within=LONG)
             await km.restart_kernel()
             told = " ".join((await said(page, "print('on')")).split())
             assert "more than the memory of its pod or job (not of the GPU), and was ended." in told

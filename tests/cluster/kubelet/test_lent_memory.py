@@ -45,11 +45,11 @@ async def test_it_hears_what_it_may_use_in_its_container_which_stays_also_with_a
         assert (await bob.run("print('of bob')").done(within=LONG)).outputs[-1] == "of bob\n"
         assert "may use 656\n" in (await cell.done(within=LONG)).outputs[-1]
         told = "others need what it had on top of its slice"
-
-        async def is_told() -> bool:
-            return any(told in each.notice for each in await students.leases(LeaseState.HELD))
-
-        await eventually(is_told, within=LONG)
+        await eventually(
+            lambda: students.leases(LeaseState.HELD),
+            lambda leases: any(told in each.notice for each in leases),
+            within=LONG,
+        )
         await bob.shut_down()
     async with students.reporting():
 

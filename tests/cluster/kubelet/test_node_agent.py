@@ -96,22 +96,17 @@ async def reports(pool: Pool, cluster: RealCluster, namespace: str, agents: str,
     def log() -> str:
         return cluster.kubectl("-n", agents, "logs", "daemonset/gpu-pool-node-agent", "--tail=20")
 
-    async def has_devices() -> bool:
-        return bool((await pool.status()).devices)
-
-    await eventually(has_devices, within=LONG)
+    await eventually(pool.status, lambda status: status.devices, within=LONG)
     lease = await held(pool)
     await pool.launch(lease.id, command())
     await running(pool, lease.id)
     pid = await asyncio.to_thread(pid_of, cluster, namespace, KERNELS)
     machine.show(f"gpu GPU-1 Tesla V100-SXM2-32GB\nmemory 32768 0\nprocess {pid} 412\nworks {pid} 40\n")
-
-    async def is_known() -> bool:
-        return (await pool.activity(lease.id)).memory_mib == 412
-
     await asyncio.to_thread(cluster.kubectl, "-n", agents, "rollout", "status", "daemonset", ACCOUNT)
     try:
-        await eventually(is_known, within=LONG)
+        await eventually(
+            lambda: pool.activity(lease.id), lambda activity: activity.memory_mib == 412, within=LONG
+        )
     except AssertionError:
         raise AssertionError(await asyncio.to_thread(log)) from None
     found = await pool.activity(lease.id)

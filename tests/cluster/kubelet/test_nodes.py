@@ -18,5 +18,5 @@ async def test_what_is_mounted_read_only_cannot_be_written_even_by_root(
         found = await asyncio.to_thread(cluster.get, "pod", "-n", namespace, "writing")
         return bool(found["status"]["phase"] == "Succeeded")
 
-    await eventually(has_ended, within=120)
+    await eventually(has_ended)
     assert cluster.kubectl("logs", "-n", namespace, "writing") == WRITTEN

@@ -196,7 +196,7 @@ async def becomes(
         return not wrong
 
     try:
-        await eventually(is_so, within=120)
+        await eventually(is_so)
     except AssertionError:
         raise AssertionError(wrong) from None
 

@@ -112,11 +112,7 @@ class Gpu:
 
 async def until(is_so: Callable[[], Any]) -> None:
     """Return once something is so in the cluster."""
-
-    async def looked() -> bool:
-        return bool(await asyncio.to_thread(is_so))
-
-    await eventually(looked, within=LONG)
+    await eventually(lambda: asyncio.to_thread(is_so), within=LONG)
 
 
 async def said(page: Frontend, code: str) -> str:

@@ -203,8 +203,10 @@ def test_it_is_taken_away_as_the_page_says(installed: Installation) -> None:
     left = installed.cluster.get(kinds, "--all-namespaces")["items"]
     names = [each["metadata"]["name"] for each in left]
     assert [each for each in names if each.startswith(("gpu-pool", "hub"))] == []
-
-    async def are_gone() -> bool:
-        return "gpu-pool-device" not in await asyncio.to_thread(installed.guide.type, claims, ROOT)
-
-    asyncio.run(eventually(are_gone, within=LONG))
+    asyncio.run(
+        eventually(
+            lambda: asyncio.to_thread(installed.guide.type, claims, ROOT),
+            lambda found: "gpu-pool-device" not in found,
+            within=LONG,
+        )
+    )

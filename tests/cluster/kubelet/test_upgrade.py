@@ -103,11 +103,7 @@ async def test_kernels_go_on_through_an_upgrade_restart_after_it_and_end_well(
         assert await held(installed) == leases
         # A course lets nobody have more than two.
         await earlier.aclose()
-
-        async def one_is_left() -> bool:
-            return len(await held(installed)) == 1
-
-        await eventually(one_is_left, within=LONG)
+        await eventually(lambda: held(installed), lambda seen: len(seen) == 1, within=LONG)
         async with ada.notebook(kernel) as third:
             assert await third.prints("print(6 * 7)") == "42\n"
 
