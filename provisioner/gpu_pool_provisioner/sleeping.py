@@ -103,17 +103,22 @@ class Sleep:
 
     async def _find_left(self, driver: SessionDriver, notebook: str, is_first: bool) -> None:
         """Let a session begin with the kernel of its notebook that another server has left, if one has."""
-        from gpu_pool_provisioner.hibernation.giving_way import take_notice
+        from gpu_pool_provisioner.hibernation.calling import ProgramRefused
+        from gpu_pool_provisioner.hibernation.giving_way import told_of
         from gpu_pool_provisioner.hibernation.kept import KeptKernel
-        from gpu_pool_provisioner.hibernation.left import Owner
+        from gpu_pool_provisioner.hibernation.left import Owner, log_not_known
 
         parent = self._settings.parent
         owner = self._owner = Owner.of(notebook, parent.kernel_name, os.environ)
         driver.outlives_server = owner is not None
         if owner is None or not is_first:
             return
-        kept = await asyncio.to_thread(KeptKernel.claimed, self._program, owner)
-        told = await asyncio.to_thread(take_notice, owner)
+        try:
+            kept = await asyncio.to_thread(KeptKernel.claimed, self._program, owner)
+            told = "" if kept is not None else await asyncio.to_thread(told_of, self._program, owner)
+        except ProgramRefused as error:
+            log_not_known(error)
+            return
         if kept is not None and kept.image is not None:
             driver.kept, image, now = kept, kept.image, time.time()
             on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)

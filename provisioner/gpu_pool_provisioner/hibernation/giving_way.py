@@ -26,6 +26,7 @@ from gpu_pool_provisioner.hibernation.left import (
     Owner,
     day_in_words,
     hold,
+    is_on_disk,
     kernels_on_disk,
     mib_of,
     record_of,
@@ -107,7 +108,7 @@ def _remove(program: Program, held: Hold, said: dict[str, Any], owner: Owner) ->
     has, why = record.has_in_words(mib_of(said["image"])), texts.gave_way(Path(owner.notebook).name)
     write_notice(record.owner, record.at, has, why)
     if not remove_image(program, held.kernel):
-        take_notice(record.owner)
+        write_notice(record.owner, record.at, has, texts.NOT_ON_DISK)
         held.close()
         return False
     get_logger().info("A kernel on disk gave way to a later one of its user: %s", held.kernel)
@@ -143,8 +144,18 @@ def write_notice(owner: Owner, at: float, has: str, why: str) -> None:
         get_logger().warning("That a kernel is gone could not be noted for its notebook: %s", error)
 
 
+def told_of(program: Program, owner: Owner) -> str:
+    """Return what was written for an owner, once; empty where nothing was, or another server has the kernel.
+
+    Blocks. Raises ``ProgramRefused``.
+    """
+    if not _notice_path(owner).exists() or is_on_disk(program, owner):
+        return ""
+    return take_notice(owner)
+
+
 def take_notice(owner: Owner) -> str:
-    """Return what was written for an owner, once; empty where nothing was. Blocks."""
+    """Return what was written for an owner, and remove it; empty where nothing was. Blocks."""
     path = _notice_path(owner)
     try:
         said = json.loads(path.read_text())

@@ -41,6 +41,7 @@ from gpu_pool_provisioner.launchers.base import (
     StaysAwakeError,
 )
 from gpu_pool_provisioner.launchers.process import ContinuedProcess
+from gpu_pool_provisioner.session import texts
 
 __all__ = ["INSTALLED", "KeptKernel", "Program", "why_not"]
 
@@ -238,6 +239,7 @@ class KeptKernel:
         self._image, self._goes_on = told["image"], False
         if record is not None:
             self._left = left.LeftImage(self._program, self._held, {**told, "note": note})
+            await asyncio.to_thread(_write_notice, self._left)
         await asyncio.to_thread(self.wait)
         self._let_go()
         self._keep_ports()
@@ -385,7 +387,9 @@ class KeptKernel:
         if self.record is not None:
             self.record = replace(self.record, owner=owner)
         if self._left is not None:
+            before = self._left.record.owner
             await asyncio.to_thread(self._left.belong_to, owner)
+            await asyncio.to_thread(giving_way.take_notice, before)
 
     def leave_image(self) -> bool:
         """Leave its image to the next server from now on, and do not wake; return whether there is one.
@@ -400,6 +404,7 @@ class KeptKernel:
         """Note that somebody had its image until now."""
         if self._left is not None:
             await asyncio.to_thread(self._left.note_left)
+            await asyncio.to_thread(_write_notice, self._left)
 
     async def remove_image(self) -> None:
         """Remove what is on disk of it, unless it is left. May be repeated.
@@ -408,6 +413,8 @@ class KeptKernel:
         """
         if self._is_left or self._held is None:
             return
+        if self._left is not None:
+            await asyncio.to_thread(giving_way.take_notice, self._left.record.owner)
         self._image = self._left = None
         if self._may_have_image:
             if self._dump is not None:
@@ -420,6 +427,13 @@ class KeptKernel:
             left.remove_later(self._program, self._held)
         elif self._is_over:
             self._held.remove()
+
+
+def _write_notice(image: left.LeftImage) -> None:
+    """Have its notebook told, where it is neither there nor was woken or removed, that it is gone. Blocks."""
+    record = image.record
+    has = record.has_in_words(image.mib)
+    giving_way.write_notice(record.owner, record.at, has, texts.NOT_ON_DISK)
 
 
 def _umask() -> int:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -264,9 +264,10 @@ def remove_others(program: Program, kernel: str, owner: Owner) -> None:
 def claim(program: Program, owner: Owner) -> LeftImage | None:
     """Return the owner's image, held by this server; None where there is none, or another has it. Blocks.
 
-    Of several it is the newest that no server has, and older ones are removed.
+    Of several it is the newest that no server has, and older ones are removed. Raises ``ProgramRefused``
+    where the program does not say what there is.
     """
-    found = [(kernel, said, record_of(said)) for kernel, said in kernels_on_disk(program)]
+    found = [(kernel, said, record_of(said)) for kernel, said in _asleep(_listed(program))]
     theirs = [each for each in found if each[2] is not None and each[2].owner == owner]
     image = None
     for kernel, said, record in sorted(theirs, key=lambda each: -float(each[1]["image"]["since"])):
@@ -306,22 +307,37 @@ def _remove_unheld(program: Program, kernel: str) -> bool:
 
 
 def kernels_on_disk(program: Program) -> Sequence[tuple[str, dict[str, Any]]]:
-    """Return this user's kernels that sleep, by their IDs; not what another living server has.
+    """Return this user's kernels that sleep, by ID, as far as is known; not what another living server has.
 
     Such a server may hold it in another data folder of Jupyter's, where this one does not look.
     """
     try:
-        found = program.call("list")["kernels"]
+        return _asleep(_listed(program))
     except ProgramRefused as error:
-        get_logger().warning("What sleeps on disk is not known: %s", error)
+        log_not_known(error)
         return []
+
+
+def log_not_known(error: ProgramRefused) -> None:
+    """Log why it is not known what sleeps on disk."""
+    get_logger().warning("What sleeps on disk is not known: %s", error)
+
+
+def is_on_disk(program: Program, owner: Owner) -> bool:
+    """Whether there is an image of an owner's, whoever has it. Blocks. Raises ``ProgramRefused``."""
+    records = (record_of(said) for said in _listed(program) if said["image"])
+    return any(record is not None and record.owner == owner for record in records)
+
+
+def _listed(program: Program) -> list[dict[str, Any]]:
+    return [each for each in program.call("list")["kernels"] if each["uid"] == os.getuid()]
+
+
+def _asleep(said: Iterable[dict[str, Any]]) -> Sequence[tuple[str, dict[str, Any]]]:
     return [
         (each["id"], each)
-        for each in found
-        if each["uid"] == os.getuid()
-        and each["image"]
-        and not each["goes_on"]
-        and each.get("server", 0) in (0, os.getpid())
+        for each in said
+        if each["image"] and not each["goes_on"] and each.get("server", 0) in (0, os.getpid())
     ]
 
 

@@ -118,6 +118,13 @@ def gave_way(notebook: str) -> str:
 A_NEWER_IS_HERE: Final = "this notebook has a newer one, which was left on disk after it."
 
 
+#: Why a kernel is gone that was left on disk, and that nobody has woken or removed in a notebook.
+NOT_ON_DISK: Final = (
+    "it is no longer on disk, where nothing stays for long that nobody asks for, and where whoever "
+    "administers this machine may remove it."
+)
+
+
 def not_left(why: str) -> str:
     """Say why a kernel is not on disk for the next server; ``why`` is in sentences."""
     return f"it ended with its server. {why}"
