@@ -261,7 +261,7 @@ class PoolWork:
         known = self._driver.session.idling
         assert known is not None
         try:
-            lease = on_our_clock(self.see(await self.pool.get_lease(self._lease_id)))
+            lease = self.see(await self.pool.get_lease(self._lease_id))
             if lease.state is LeaseState.ENDED:
                 reason = lease.end_reason.value if lease.end_reason else None
                 return events.TermsOver(idling.taken(reason, lease.notice))
@@ -274,7 +274,7 @@ class PoolWork:
         except LeaseGone as error:
             return events.TermsOver(idling.taken(error.reason))
         # Cells may have begun and ended meanwhile.
-        return events.Observed(lease, *relay.seen, activity)
+        return events.Observed(lease, *relay.seen, activity, ahead())
 
     async def give_way(self, since: float, relay: Relay) -> events.Event:
         """Tell the pool since when the kernel gives way, and follow it until it works or is asked.
@@ -398,7 +398,7 @@ class PoolWork:
         except LeaseGone as error:
             return await self._taken(error)
         except NotAllowed:  # it was granted, and used, in the same moment
-            return events.Resumed(on_our_clock(self.see(await self.pool.get_lease(self._lease_id))))
+            return events.Resumed(self.see(await self.pool.get_lease(self._lease_id)), ahead=ahead())
         return events.ParkedAgain()
 
     async def _resume(self, lease: Lease | None) -> events.Event:
@@ -414,7 +414,7 @@ class PoolWork:
             is_poisoned = may_be and await self._initialised()
         except LeaseGone as error:
             return await self._taken(error)
-        return events.Resumed(on_our_clock(lease), is_poisoned)
+        return events.Resumed(lease, is_poisoned, ahead())
 
     async def _taken(self, error: LeaseGone) -> events.Event:
         """Say who took a parked kernel's lease, and why."""
@@ -619,16 +619,12 @@ _THEN: Final = "it then changes to {}, if that is free."
 
 def _unix(moment: float | None) -> float | None:
     """Return the Unix time of a moment of the session's clock."""
-    return None if moment is None else moment - time.monotonic() + time.time()
+    return None if moment is None else moment - ahead()
 
 
-def on_our_clock(lease: Lease) -> Lease:
-    """Return the lease with the ends of its terms by ``time.monotonic()``, which nobody sets."""
-    terms, ours = lease.terms, time.monotonic() - time.time()
-    if terms.over_at is None:
-        return lease
-    ends_at, job_ends_at = (None if at is None else at + ours for at in (terms.ends_at, terms.job_ends_at))
-    return replace(lease, terms=replace(terms, ends_at=ends_at, job_ends_at=job_ends_at))
+def ahead() -> float:
+    """Return by how many seconds the session's clock, which nobody sets, is ahead of Unix time."""
+    return time.monotonic() - time.time()
 
 
 def _refused(error: GpuPoolError) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from gpu_pool_provisioner.launchers.base import (
 from gpu_pool_provisioner.launchers.lease_pod import LeasePod
 from gpu_pool_provisioner.launchers.pod import NotRestartedError, PodRequests, PodRun
 from gpu_pool_provisioner.launchers.process import ProcessRun
-from gpu_pool_provisioner.pool_work import Driver, PoolWork, on_our_clock
+from gpu_pool_provisioner.pool_work import Driver, PoolWork, ahead
 from gpu_pool_provisioner.proxy.backend import BackendConnection, PortStolenError
 from gpu_pool_provisioner.proxy.channels import Channel
 from gpu_pool_provisioner.proxy.pending import PendingKernel
@@ -261,7 +261,7 @@ class KernelWork:
             return events.NotReady(error)
         assert self.run is not None
         self._follow(self.run)
-        return events.Ready(on_our_clock(lease))
+        return events.Ready(lease, ahead())
 
     async def _launch_until_ready(self, lease: Lease, held: HeldLease) -> None:
         """Launch the real kernel and return once it answers; elsewhere where its ports were taken."""
@@ -429,7 +429,7 @@ class KernelWork:
         await kept.remove_image()
         self._goes_on(self.run)
         self.change(kept.changed)
-        return events.Ready(on_our_clock(lease))
+        return events.Ready(lease, ahead())
 
     async def _wake(self) -> events.Event:
         kept, before = self._driver.kept, self.run

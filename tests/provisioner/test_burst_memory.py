@@ -62,6 +62,17 @@ async def test_torchs_limit_follows_the_burst_while_a_cell_runs(
         assert "now up to 3.2 GiB" in str((await page.run("%gpu").done()).heard)
 
 
+async def test_what_follows_it_leaves_the_end_of_its_lease_as_it_is(
+    jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
+) -> None:
+    km = manager(install(jupyter_env, tmp_path, "2%..10% for 20min"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await printed(page, f"import time, torch; torch.cuda.init()\n{AWAIT.format(RAISED)}")
+        ends_at = (await jupyter_env.only_lease()).terms.ends_at
+        assert await printed(page, "import os; print(os.environ['GPU_POOL_ENDS_AT'])") == f"{ends_at:.0f}\n"
+
+
 async def test_it_follows_in_the_kernel_after_a_restart(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:

@@ -245,7 +245,9 @@ def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
     if session.sleeps_by_terms:
         session = replace(session, hibernate_after=event.lease.terms.hibernate_after)
     sleeps = session.hibernate_after, session.can_hibernate
-    idling, told = idle.begun(event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1])
+    idling, told = idle.begun(
+        event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1], ahead=event.ahead
+    )
     taken = _parking(session).taken
     tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken, *told) if text]
     running = _with_slice(asking.without_work(session), idling)

@@ -93,7 +93,9 @@ def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="", left="")
     running = asking.without_work(running)
     sleeps = session.hibernate_after, session.can_hibernate
-    idling, told = idle.begun(event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1])
+    idling, told = idle.begun(
+        event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1], ahead=event.ahead
+    )
     reports = [session.hibernation(is_for_now=True)] if session.can_hibernate else []
     if event.lease.hibernation is not None and not session.can_hibernate:  # that was the kernel before
         reports = [session.hibernation(texts.CANNOT_SLEEP)]

@@ -167,8 +167,9 @@ class Launched(Event):
 class Ready(Event):
     """It has answered, and its lease is attached to it."""
 
-    #: With the end of its terms by the session's clock.
     lease: Lease
+    #: By how many seconds the session's clock is ahead of Unix time, in which the ends of the lease are.
+    ahead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +210,14 @@ class Gone(Event):
 class Observed(Event):
     """The pool and the kernel were looked at, to see whether it keeps its slice."""
 
-    #: With the end of its terms by the session's clock.
     lease: Lease
     #: Whether the kernel works on what was submitted, and when it last began or ended that.
     busy: bool
     last_activity: float
     #: What it does with its device; None where that decides nothing.
     activity: Activity | None = None
+    #: By how many seconds the session's clock is ahead of Unix time, in which the ends of the lease are.
+    ahead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +271,11 @@ class ParkedAgain(Event):
 class Resumed(Event):
     """Its slice is held again."""
 
-    #: With the end of its terms by the session's clock.
     lease: Lease
     #: Whether it has looked for a GPU meanwhile, and found none.
     is_poisoned: bool = False
+    #: By how many seconds the session's clock is ahead of Unix time, in which the ends of the lease are.
+    ahead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

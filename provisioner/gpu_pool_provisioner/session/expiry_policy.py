@@ -193,6 +193,14 @@ def step(terms: Terms, seen: KernelObservation, now: float, times: SessionTimes 
     return replace(first, again_in=min(times.seldom, max(times.often, first.again_in)))
 
 
+def by_clock(terms: Terms, ahead: float) -> Terms:
+    """Return terms with their ends by a clock that is so many seconds ahead of Unix time."""
+    if terms.over_at is None:
+        return terms
+    ends_at, job_ends_at = (None if at is None else at + ahead for at in (terms.ends_at, terms.job_ends_at))
+    return replace(terms, ends_at=ends_at, job_ends_at=job_ends_at)
+
+
 def warning_at_start(terms: Terms, now: float) -> ExpiryStep:
     """Decide what is said of the lease's end to whoever gets the slice now: a warning, or nothing."""
     seen = KernelObservation(busy=True, idle_since=now)

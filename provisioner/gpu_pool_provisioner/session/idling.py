@@ -132,13 +132,15 @@ def begun(
     sleeps_after: float | None = None,
     *,
     can_hibernate: bool = False,
+    ahead: float = 0.0,
 ) -> tuple[Idling, list[str]]:
     """Return what is known of a kernel that has just got the slice of a lease, and what its user is told.
 
     That is told before anything is passed on: a cell that waited for the slice may have ended before the
-    first look, and nothing is printed below one that has.
+    first look, and nothing is printed below one that has. The session's clock is ``ahead``
+    seconds ahead of Unix time.
     """
-    terms, may_burst = lease.terms, bool(lease.limit_mib)
+    terms, may_burst = expiry_policy.by_clock(lease.terms, ahead), bool(lease.limit_mib)
     sleeps_after = None if terms.in_pod else sleeps_after
     can_hibernate = can_hibernate and not terms.in_pod
     observe_at = now if terms.has_limits or may_burst else _first_observation(terms, sleeps_after, now)
@@ -251,14 +253,13 @@ def after_observation(idling: Idling, event: Observed, now: float) -> tuple[Idli
     if lease.state is not LeaseState.HELD:
         step = _without_slice(idling, event, now)
         return _later(idling, step.again_in, now), step, tells
-    warned = expiry_policy.warned_of_now(idling.warned, idling.terms, lease.terms)
-    idling = replace(
-        idling, terms=lease.terms, may_burst=bool(lease.limit_mib), burst=_burst(lease), warned=warned
-    )
+    terms = expiry_policy.by_clock(lease.terms, event.ahead)
+    warned = expiry_policy.warned_of_now(idling.warned, idling.terms, terms)
+    idling = replace(idling, terms=terms, may_burst=bool(lease.limit_mib), burst=_burst(lease), warned=warned)
     if lease.interrupt_at is not None:
         idling = replace(idling, interrupted_at=lease.interrupt_at)
     step = expiry_policy.step(
-        lease.terms, observed(idling, event.busy, event.last_activity, event.activity), now, idling.times
+        terms, observed(idling, event.busy, event.last_activity, event.activity), now, idling.times
     )
     step = _unless_it_sleeps(step, idling, event, now)
     if step.message == expiry_policy.ASKED_BACK:
