@@ -262,10 +262,10 @@ class SessionDriver:
         if self.session.lease_id is None:
             return await self.pool_work.resize_next(wanted)
         works = self.session.state in _WITH_SLICE and self._do.run is not None and self._do.run.relay.busy
-        is_told = self.state.resizes_live
-        if phase is SlicePhase.HELD and (works or not is_told) and self._changes_only_limit(wanted):
+        state = self.state
+        if phase is SlicePhase.HELD and (works or not state.resizes_live) and state.takes_at_once(wanted):
             return await self._resized_alone(wanted)
-        if is_told:
+        if state.resizes_live:
             try:
                 if works:
                     raise at_work()
@@ -276,12 +276,6 @@ class SessionDriver:
         if phase is SlicePhase.NONE:  # its lease has ended, or goes on without a kernel
             return await self._resized_alone(wanted)
         return await self.resize_at_restart(wanted, None)
-
-    def _changes_only_limit(self, wanted: SliceRequest) -> bool:
-        lease = self.session.lease
-        if lease is None or (lease.terms.in_pod and not lease.terms.parks_in_pod):
-            return False
-        return wanted.changes_only_limit_of(lease.request)
 
     async def _resized_alone(self, wanted: SliceRequest) -> SizeChange:
         """Change the lease's size, and nothing of a kernel, which knows of it once it is restarted."""

@@ -169,13 +169,6 @@ def _end(state: SliceView) -> dict[str, Any]:
     return {"end_reason": end.reason, "end_message": end.message}
 
 
-def _limits_alone(lease: Lease | None, sizes: list[str]) -> list[str]:
-    """Return the sizes that differ from a lease's in the limit alone, which changes while a kernel runs."""
-    if lease is None or not lease.slices or (lease.terms.in_pod and not lease.terms.parks_in_pod):
-        return []
-    return [each for each in sizes if parse_request(each).changes_only_limit_of(lease.request)]
-
-
 def actions(state: SliceView, sizes: list[str]) -> dict[str, Any]:
     """Return what is possible now, and what it costs."""
     phase, lease = state.phase, state.lease
@@ -184,7 +177,9 @@ def actions(state: SliceView, sizes: list[str]) -> dict[str, Any]:
         # By the minute, so that pages are not told of each second.
         found["keep"] = {"at_most": int(state.idle.keep_at_most // 60) * 60}
     # Where there is no kernel any more, the size is that of the next.
-    at_once = sizes if state.resizes_live or phase is SlicePhase.NONE else _limits_alone(lease, sizes)
+    at_once = sizes
+    if not state.resizes_live and phase is not SlicePhase.NONE:
+        at_once = [each for each in sizes if state.takes_at_once(parse_request(each))]
     if at_once:
         found["resize"] = {"sizes": at_once, "keeps_variables": True}
     if phase is SlicePhase.HELD and sizes:

@@ -84,6 +84,13 @@ class SliceView:
         asked = self.lease is not None and self.lease.asked_back is EndReason.YIELDED
         return asked and self.phase in _GIVES_WAY
 
+    def takes_at_once(self, size: SliceRequest) -> bool:
+        """Whether a size differs from the lease's in the limit alone, which changes while a kernel runs."""
+        lease = self.lease
+        if lease is None or not lease.slices or (lease.terms.in_pod and not lease.terms.parks_in_pod):
+            return False
+        return size.changes_only_limit_of(lease.request)
+
 
 _PHASES: Final = {
     State.DOWN: SlicePhase.NONE,
