@@ -474,7 +474,9 @@ class SessionDriver:
             case effects.HoldUnanswered():
                 self._hold_unanswered()
             case effects.PassOn():
-                self._pass_on()
+                assert self._do.run is not None
+                self._do.run.relay.begin()
+                self._do.pending.hand_over(self._do.run.relay.pass_on)
             case effects.Refuse():
                 if self._do.front:
                     self._do.pending.refuse(effect.text, effect.error_name)
@@ -578,8 +580,3 @@ class SessionDriver:
         elif changed:  # it has got its limit while a cell ran, and listens once that has ended
             self.let_follow(lease)
             self._do.change(changed)
-
-    def _pass_on(self) -> None:
-        assert self._do.run is not None
-        self._do.run.relay.begin()
-        self._do.pending.hand_over(self._do.run.relay.pass_on)

@@ -369,11 +369,12 @@ class GPUPoolProvisioner(SliceSettings):
         """
         waits = self.is_unattended or self.kernel_proxy
         try:
-            if self._driver is None or self._driver.session.state is State.ENDED:
-                self._driver = self._new_driver(self.session.lease_id if self.session else None)
-                await self.sleep.begin(self._driver, notebook, is_first=not self._started)
+            driver = self._driver
+            if driver is None or driver.session.state is State.ENDED:
+                driver = self._driver = self._new_driver(driver.session.lease_id if driver else None)
+                await self.sleep.begin(driver, notebook, is_first=not self._started)
             self._asked_at = time.monotonic()
-            asking = self._driver.ask(self.times.answers_within, within=None if waits else self.wait_timeout)
+            asking = driver.ask(self.times.answers_within, within=None if waits else self.wait_timeout)
             await in_background(asking)
         except GpuPoolError as error:
             raise await self._in_dialog(error) from error

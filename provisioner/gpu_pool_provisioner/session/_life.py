@@ -31,9 +31,8 @@ def start(session: Session, event: on.StartRequested, now: float) -> Outcome:
 
 def start_first(session: Session, event: on.StartRequested, now: float) -> Outcome:
     """Ask for nothing where another server has left the kernel on disk: nobody has said that it goes on."""
-    if session.left:
-        return replace(asking.begun(session, event), state=State.HIBERNATED), ()
-    return start(session, event, now)
+    begun = asking.begun(session, event)
+    return (replace(begun, state=State.HIBERNATED), ()) if session.left else asking.asks(begun, now)
 
 
 def start_meanwhile(session: Session, event: on.StartRequested, now: float) -> Outcome:
