@@ -1,4 +1,4 @@
-"""The connection of a pod's kernel: its file, the ports that are named in it, and a pipe beside it."""
+"""A pod's kernel as its supervisor is told of it: which one is first, its connection, a pipe beside it."""
 
 import contextlib
 import errno
@@ -6,7 +6,12 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
+from typing import (  # noqa: UP035 - for Python 3.8
+    Any,
+    Mapping,
+    NamedTuple,
+    Sequence,
+)
 
 #: Names the folder of the pipe to a kernel, and the pipe in it; ``burst`` knows both as well.
 CHANGES_FOLDER, CHANGES = "GPU_POOL_RESIZE_DIR", "changes"
@@ -117,3 +122,40 @@ def are_changes(told: object) -> bool:
     texts = [*told, *(each for values in told.values() for each in values if each is not None)]
     can_be_said = all(isinstance(each, str) and "\0" not in each and each.isprintable() for each in texts)
     return can_be_said and all(name and "=" not in name for name in told)
+
+
+class FirstKernel(NamedTuple):
+    """The first kernel of a pod."""
+
+    #: What its connection file says.
+    connection: "Mapping[str, Any]"
+    argv: "Sequence[str]"
+    #: Its own variables, besides those of the pod.
+    environment: "Mapping[str, str]"
+    #: Where it starts; None for where the pod does.
+    folder: "str | None"
+
+    @classmethod
+    def read(cls, content: bytes) -> "FirstKernel":
+        """Read JSON with these names. Raises ``ValueError``. A folder that is not there is left out."""
+        try:
+            told = json.loads(content)
+        except RecursionError as error:
+            raise ValueError("too deep") from error
+        told = told if isinstance(told, dict) else {}
+        connection, argv, variables = (told.get(name) for name in ("connection", "argv", "environment"))
+        if not isinstance(connection, dict) or not connection.get("key"):
+            raise ValueError("a kernel without a key would carry out what anybody sends it")
+        if not isinstance(argv, list) or not argv or not isinstance(variables, dict):
+            raise ValueError("there is no command, or there are no variables")
+        texts = [*argv, *variables, *variables.values()]
+        if not all(map(_can_be_said, texts)) or any(not name or "=" in name for name in variables):
+            raise ValueError("that cannot be said to a process")
+        folder = told.get("folder")
+        is_there = isinstance(folder, str) and Path(folder).is_dir()
+        return cls(connection, argv, variables, folder if is_there else None)
+
+
+def _can_be_said(text: object) -> bool:
+    """Whether a process can have it as a word or a variable. Raises ``ValueError`` for what has no bytes."""
+    return isinstance(text, str) and b"\0" not in os.fsencode(text)

@@ -43,9 +43,8 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence  # noqa: UP035 - for Python 3.8
 
 from . import free_memory
-from .beginning import FirstKernel
 from .commands import PLACE, given_variables, launched, module_option
-from .connection import ConnectionFile, Ports, SliceChanges, are_changes
+from .connection import ConnectionFile, FirstKernel, Ports, SliceChanges, are_changes
 from .control import ControlConnection, ControlPort
 from .last_words import LastWords
 from .warm import Fork, PodTemplates, WarmStarts
