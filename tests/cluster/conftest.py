@@ -14,6 +14,7 @@ from support.clusters import hami
 from support.control_plane import Cluster
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
 from support.kernel_pods import claim, cluster_pool, notebook
+from support.whole_devices import has_dra
 
 HUB = "hub"
 
@@ -22,6 +23,17 @@ HUB = "hub"
 async def fake() -> AsyncIterator[FakeKubernetes]:
     async with fake_kubernetes() as fake:
         fake.put("nodes", hami("n1"))
+        fake.put("pods", notebook("ada", HUB, node="n1"))
+        fake.put("persistentvolumeclaims", claim("ada", HUB))
+        yield fake
+
+
+@pytest.fixture
+async def dra() -> AsyncIterator[FakeKubernetes]:
+    """Such a cluster, whose one GPU NVIDIA's DRA driver lists, for a pool that claims it whole."""
+    async with fake_kubernetes() as fake:
+        has_dra(fake, "gpu-0")
+        fake.asker = {"username": f"system:serviceaccount:{HUB}:gpu-pool", "uid": "u-account"}
         fake.put("pods", notebook("ada", HUB, node="n1"))
         fake.put("persistentvolumeclaims", claim("ada", HUB))
         yield fake

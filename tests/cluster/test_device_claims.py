@@ -36,10 +36,10 @@ from gpu_pool_client import (
     parse_request,
 )
 from support.clusters import claim_of, node
-from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
-from support.kernel_pods import claim, cluster_pool, command, held, notebook, until_free, until_pod
+from support.fake_kubernetes import FakeKubernetes, trouble
+from support.kernel_pods import cluster_pool, command, held, until_free, until_pod
 from support.pools import eventually, take
-from support.whole_devices import CLAIM, DRA, assign, has_dra, holders, lists_devices
+from support.whole_devices import CLAIM, DRA, holders, lists_devices, start_whole
 
 HUB = "hub"
 LIMITS = Limits(empty_for=60.0, assigned_within=30.0, unlisted_for=10.0)
@@ -138,13 +138,8 @@ def empty_for() -> int:
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeKubernetes]:
-    async with fake_kubernetes() as fake:
-        has_dra(fake, "gpu-0")
-        fake.asker = {"username": f"system:serviceaccount:{HUB}:gpu-pool", "uid": "u-account"}
-        fake.put("pods", notebook("ada", HUB, node="n1"))
-        fake.put("persistentvolumeclaims", claim("ada", HUB))
-        yield fake
+def fake(dra: FakeKubernetes) -> FakeKubernetes:
+    return dra
 
 
 @pytest.fixture
@@ -155,17 +150,6 @@ async def pool(
     settings: dict[str, Any] = {"dialect": "shared", "shared_empty_for": empty_for, "times": times}
     async with cluster_pool(tmp_path / "store.db", config, HUB, **settings) as pool:
         yield pool
-
-
-async def started(pool: GpuPool, fake: FakeKubernetes) -> str:
-    """Start a kernel of ada's whose device is the pool's, and return its lease's id."""
-    lease = await held(pool)
-    await pool.launch(lease.id, command())
-    assign(fake)
-    fake.run(f"gpu-pool-{lease.id}-1")
-    await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
-    await eventually(lambda: holders(fake))
-    return lease.id
 
 
 async def why_ended(pool: GpuPool, lease_id: str) -> tuple[EndReason | None, str]:
@@ -214,7 +198,7 @@ async def test_frameworks_are_limited_and_the_lease_says_so(pool: GpuPool, fake:
 
 
 async def test_claims_and_holders_go_with_the_services_account(pool: GpuPool, fake: FakeKubernetes) -> None:
-    await started(pool, fake)
+    await start_whole(pool, fake)
     owner = {"apiVersion": "v1", "kind": "ServiceAccount", "name": "gpu-pool", "uid": "u-account"}
     for found in (fake.get("resourceclaims", CLAIM), holders(fake)[0]):
         assert found["metadata"]["ownerReferences"] == [owner]
@@ -224,25 +208,25 @@ async def test_claims_and_holders_go_with_the_services_account(pool: GpuPool, fa
 async def test_a_device_that_is_empty_for_long_enough_is_the_clusters_again(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
-    lease_id = await started(pool, fake)
+    lease_id = await start_whole(pool, fake)
     await pool.release(lease_id)
     await eventually(lambda: not fake.named("resourceclaims") and not holders(fake))
     order = [each for each in fake.requests if each[0] == "DELETE"]
     assert order[-1] == ("DELETE", "resourceclaims"), "its claim goes last"
-    again = await started(pool, fake)
+    again = await start_whole(pool, fake)
     assert again != lease_id
 
 
 async def test_a_device_is_kept_for_a_while_between_two_slices(pool: GpuPool, fake: FakeKubernetes) -> None:
-    await pool.release(await started(pool, fake))
+    await pool.release(await start_whole(pool, fake))
     (before,) = holders(fake)
-    second = await started(pool, fake)
+    second = await start_whole(pool, fake)
     assert [each["metadata"]["uid"] for each in holders(fake)] == [before["metadata"]["uid"]]
     assert (await pool.get_lease(second)).state is LeaseState.HELD
 
 
 async def test_a_holder_that_is_taken_away_is_made_again(pool: GpuPool, fake: FakeKubernetes) -> None:
-    lease_id = await started(pool, fake)
+    lease_id = await start_whole(pool, fake)
     (before,) = holders(fake)
     fake.change("pods", before["metadata"]["name"], phase="Failed", reason="Evicted")
     await eventually(lambda: len(holders(fake)) == 2)
@@ -263,7 +247,7 @@ async def test_while_its_claim_waits_the_cell_says_for_what(pool: GpuPool, fake:
 async def test_a_claim_that_an_administrator_deletes_ends_its_slices_once(
     pool: GpuPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ids = [await started(pool, fake) for _ in range(2)]
+    ids = [await start_whole(pool, fake) for _ in range(2)]
     found = fake.get("resourceclaims", CLAIM)
     about = {**found["metadata"], "deletionTimestamp": "2026-11-27T12:00:00Z"}
     fake.put_of(DRA, "resourceclaims", {**found, "metadata": about})
@@ -282,7 +266,7 @@ async def test_a_claim_that_an_administrator_deletes_ends_its_slices_once(
 
 
 async def test_a_claim_that_is_gone_at_once_ends_them_too(pool: GpuPool, fake: FakeKubernetes) -> None:
-    lease_id = await started(pool, fake)
+    lease_id = await start_whole(pool, fake)
     fake.remove("resourceclaims", CLAIM)
     reason, _ = await why_ended(pool, lease_id)
     assert reason is EndReason.TAKEN
@@ -294,7 +278,7 @@ async def test_a_device_that_is_not_listed_any_more_ends_its_slices(
 ) -> None:
     lists_devices(fake, "gpu-0", "gpu-1", generation=2)
     await until_free(pool, 1000, 1000)
-    lease_id = await started(pool, fake)
+    lease_id = await start_whole(pool, fake)
     lists_devices(fake, "gpu-1", generation=3)
     reason, words = await why_ended(pool, lease_id)
     assert reason is EndReason.DEVICE_LOST
@@ -369,7 +353,7 @@ def test_what_does_not_go_with_it_is_refused_before_anything_starts(more: dict[s
 
 
 async def test_no_holder_is_made_on_a_closed_node(pool: GpuPool, fake: FakeKubernetes) -> None:
-    await started(pool, fake)
+    await start_whole(pool, fake)
     (before,) = holders(fake)
     fake.put("nodes", node("n1", unschedulable=True))
     await until_free(pool, 0)
@@ -384,7 +368,7 @@ async def test_no_holder_is_made_on_a_closed_node(pool: GpuPool, fake: FakeKuber
 async def test_a_device_is_not_empty_before_the_last_pod_of_a_kernel_has_gone(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
-    lease_id = await started(pool, fake)
+    lease_id = await start_whole(pool, fake)
     answers = [web.json_response({})]  # its pod is asked to end, and takes its time
 
     def slow(method: str, kind: str) -> Any:

@@ -12,7 +12,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import BadRequest, Holder, Lease, LeaseState, NotAllowed, parse_request
 from support.clusters import named, plain
 from support.fake_kubernetes import FakeKubernetes
-from support.kernel_pods import claim, cluster_pool, command, notebook
+from support.kernel_pods import cluster_pool, command
 from support.pools import key
 
 HUB = "hub"
@@ -24,18 +24,13 @@ def node() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def pool(tmp_path: Path, node: dict[str, Any]) -> AsyncIterator[GpuPool]:
-    fake = FakeKubernetes()
-    await fake.start()
+async def pool(fake: FakeKubernetes, tmp_path: Path, node: dict[str, Any]) -> AsyncIterator[GpuPool]:
     fake.put("nodes", node)
-    fake.put("pods", notebook("ada", HUB, node="n1"))
-    fake.put("persistentvolumeclaims", claim("ada", HUB))
     (queues,) = named("queues.scheduling.run.ai")
     fake.put_of("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", queues)
     config, options = fake.kubeconfig(tmp_path / "kubeconfig"), {"queue": "students"}
     async with cluster_pool(tmp_path / "store.db", config, HUB, options=options) as pool:
         yield pool
-    await fake.stop()
 
 
 async def asked(pool: GpuPool, text: str) -> Lease:

@@ -11,11 +11,11 @@ import pytest
 
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import GpuPool
-from gpu_pool_client import EndReason, Lease, LeaseState, PodDeviceUse, PodPhase, Slice
-from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
-from support.kernel_pods import claim, cluster_pool, command, held, notebook, until_pod
+from gpu_pool_client import EndReason, Lease, LeaseState, Slice
+from support.fake_kubernetes import FakeKubernetes
+from support.kernel_pods import cluster_pool, command, held
 from support.pools import eventually
-from support.whole_devices import assign, has_dra
+from support.whole_devices import says, start_whole
 
 HUB, GPU = "hub", "GPU-gpu-0"
 #: 2% and 10% of 32 GiB, in MiB.
@@ -27,13 +27,8 @@ AT_ONCE = {"burst_after": 0.0, "burst_interrupt_after": 0.1, "burst_end_after": 
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeKubernetes]:
-    async with fake_kubernetes() as fake:
-        has_dra(fake, "gpu-0")
-        fake.asker = {"username": f"system:serviceaccount:{HUB}:gpu-pool", "uid": "u-account"}
-        fake.put("pods", notebook("ada", HUB, node="n1"))
-        fake.put("persistentvolumeclaims", claim("ada", HUB))
-        yield fake
+def fake(dra: FakeKubernetes) -> FakeKubernetes:
+    return dra
 
 
 @pytest.fixture
@@ -51,24 +46,6 @@ def opens(fake: FakeKubernetes, tmp_path: Path) -> Opens:
 async def pool(opens: Opens) -> AsyncIterator[GpuPool]:
     async with opens(watchdog=AT_ONCE) as pool:
         yield pool
-
-
-async def started(pool: GpuPool, fake: FakeKubernetes, text: str = "2%..10%") -> str:
-    """Start a kernel of ada's, and return its lease's id."""
-    lease = await held(pool, text)
-    await pool.launch(lease.id, command())
-    assign(fake)
-    fake.run(f"gpu-pool-{lease.id}-1")
-    await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
-    return lease.id
-
-
-async def says(pool: GpuPool, fake: FakeKubernetes, **used: int) -> None:
-    """Let the agent of the node say what the kernels of leases use, and no others anything."""
-    uids = {lease: fake.get("pods", f"gpu-pool-{lease}-1")["metadata"]["uid"] for lease in used}
-    uses = [PodDeviceUse(uids[lease], "", GPU, mib) for lease, mib in used.items()]
-    assert pool.backend.agents is not None
-    await pool.backend.agents.report("n1", [GPU], uses, complete=True)
 
 
 async def part(pool: GpuPool, lease_id: str) -> Slice:
@@ -94,7 +71,7 @@ async def until_notice(pool: GpuPool, fake: FakeKubernetes, text: str, lease_id:
 async def test_what_nobody_holds_is_lent_and_goes_to_whoever_is_granted_it(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
-    lease_id = await started(pool, fake)
+    lease_id = await start_whole(pool, fake, "2%..10%")
     await says(pool, fake, **{lease_id: 3000})
     await until_allowed(pool, lease_id, LIMIT)
     lease = await pool.get_lease(lease_id)
@@ -117,7 +94,7 @@ async def test_what_nobody_holds_is_lent_and_goes_to_whoever_is_granted_it(
 async def test_who_keeps_what_is_taken_back_is_told_interrupted_and_ended_in_this_order(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
-    lease_id = await started(pool, fake)
+    lease_id = await start_whole(pool, fake, "2%..10%")
     await says(pool, fake, **{lease_id: 3000})
     await until_allowed(pool, lease_id, LIMIT)
     other = await held(pool, "98%")
@@ -140,7 +117,7 @@ async def test_who_keeps_what_is_taken_back_is_told_interrupted_and_ended_in_thi
 
 
 async def test_who_lets_go_in_time_goes_on(pool: GpuPool, fake: FakeKubernetes) -> None:
-    lease_id = await started(pool, fake)
+    lease_id = await start_whole(pool, fake, "2%..10%")
     await says(pool, fake, **{lease_id: 3000})
     await until_allowed(pool, lease_id, LIMIT)
     await held(pool, "98%")
@@ -156,7 +133,7 @@ async def test_nothing_is_lent_where_no_agent_reports_and_it_is_taken_back_when_
 ) -> None:
     times = ClusterTimes(use_holds=0.0)
     async with opens(times=times) as pool:
-        lease_id = await started(pool, fake)
+        lease_id = await start_whole(pool, fake, "2%..10%")
         await says(pool, fake, **{lease_id: 600})
         await pool.core.reconciler.once()
         lease = await pool.get_lease(lease_id)
@@ -173,7 +150,7 @@ async def test_a_service_that_starts_anew_takes_nothing_back_before_agents_could
     opens: Opens, fake: FakeKubernetes
 ) -> None:
     async with opens() as pool:
-        lease_id = await started(pool, fake)
+        lease_id = await start_whole(pool, fake, "2%..10%")
         await says(pool, fake, **{lease_id: 3000})
         await until_allowed(pool, lease_id, LIMIT)
     async with opens(times=ClusterTimes(use_holds=600.0)) as pool:
@@ -186,7 +163,7 @@ async def test_without_node_agents_the_guarantee_is_granted_and_it_is_said_that_
     opens: Opens, fake: FakeKubernetes
 ) -> None:
     async with opens(node_agent="") as pool:
-        lease_id = await started(pool, fake)
+        lease_id = await start_whole(pool, fake, "2%..10%")
         await pool.core.reconciler.once()
         lease = await pool.get_lease(lease_id)
         assert (lease.memory_mib, lease.allowed_mib, lease.limit_mib) == (GUARANTEE, GUARANTEE, 0)

@@ -18,16 +18,14 @@ from gpu_pool_client import (
     Lease,
     LeaseState,
     NotAllowed,
-    PodDeviceUse,
-    PodPhase,
     TakingEffect,
     parse_request,
 )
 from support.clusters import hami
-from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
-from support.kernel_pods import claim, cluster_pool, command, held, notebook, start, until_pod
+from support.fake_kubernetes import FakeKubernetes
+from support.kernel_pods import cluster_pool, held, start
 from support.pools import eventually
-from support.whole_devices import CLAIM, assign, has_dra, holders, lists_devices
+from support.whole_devices import CLAIM, holders, lists_devices, says, start_whole
 
 HUB, GPU = "hub", "GPU-gpu-0"
 #: Opens a pool over the store of the test.
@@ -35,13 +33,9 @@ Opens = Callable[..., AbstractAsyncContextManager[GpuPool]]
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeKubernetes]:
-    async with fake_kubernetes() as fake:
-        has_dra(fake, "gpu-0", "gpu-1")
-        fake.asker = {"username": f"system:serviceaccount:{HUB}:gpu-pool", "uid": "u-account"}
-        fake.put("pods", notebook("ada", HUB, node="n1"))
-        fake.put("persistentvolumeclaims", claim("ada", HUB))
-        yield fake
+def fake(dra: FakeKubernetes) -> FakeKubernetes:
+    lists_devices(dra, "gpu-0", "gpu-1")
+    return dra
 
 
 @pytest.fixture
@@ -63,24 +57,10 @@ async def pool(opens: Opens) -> AsyncIterator[GpuPool]:
 
 async def started(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
     """Start a kernel of ada's on the first device, and return its lease's id."""
-    lease = await held(pool, text)
-    assert lease.slices[0].device.uuid == GPU
-    await pool.launch(lease.id, command())
-    assign(fake)
-    fake.run(f"gpu-pool-{lease.id}-1")
-    await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
-    await eventually(lambda: holders(fake))
-    return lease.id
-
-
-async def says(pool: GpuPool, fake: FakeKubernetes, lease_id: str = "", mib: int = 412) -> None:
-    """Let the agent of the node say that the kernel of a lease uses so much, and no other anything."""
-    uses: list[PodDeviceUse] = []
-    if lease_id:
-        uid = fake.get("pods", f"gpu-pool-{lease_id}-1")["metadata"]["uid"]
-        uses = [PodDeviceUse(uid, "", GPU, mib)]
-    assert pool.backend.agents is not None
-    await pool.backend.agents.report("n1", [GPU], uses, complete=True)
+    lease_id = await start_whole(pool, fake, text)
+    (part,) = (await pool.get_lease(lease_id)).slices
+    assert part.device.uuid == GPU
+    return lease_id
 
 
 async def parked(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
@@ -107,7 +87,7 @@ async def test_a_kernel_is_parked_once_an_agent_says_that_it_keeps_nothing_on_it
     with pytest.raises(NotAllowed, match="keeps memory on the GPU, or may"):
         await pool.park(lease_id)
     assert await pool.effect_of_taking(lease_id) is TakingEffect.ENDS_KERNEL
-    await says(pool, fake, lease_id)
+    await says(pool, fake, **{lease_id: 412})
     with pytest.raises(NotAllowed, match="keeps memory on the GPU, or may"):
         await pool.park(lease_id)
     await says(pool, fake)
@@ -259,13 +239,13 @@ async def test_who_uses_a_device_while_parked_is_ended_but_not_at_once(
 ) -> None:
     async with opens(watchdog={"end_after": 1}) as pool:
         lease_id, quiet = await parked(pool, fake), await parked(pool, fake)
-        await says(pool, fake, lease_id)
+        await says(pool, fake, **{lease_id: 412})
         await pool.core.reconciler.once()
         assert (await pool.get_lease(lease_id)).state is LeaseState.PARKED
 
         async def is_over() -> bool:
             if f"gpu-pool-{lease_id}-1" in fake.named("pods"):
-                await says(pool, fake, lease_id)
+                await says(pool, fake, **{lease_id: 412})
             return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
 
         await eventually(is_over)
@@ -278,9 +258,9 @@ async def test_who_uses_a_device_while_parked_is_ended_but_not_at_once(
 async def test_who_uses_a_device_for_a_moment_and_resumes_goes_on(opens: Opens, fake: FakeKubernetes) -> None:
     async with opens(watchdog={"end_after": 0}) as pool:
         lease_id = await parked(pool, fake)
-        await says(pool, fake, lease_id)
+        await says(pool, fake, **{lease_id: 412})
         await pool.resume(lease_id)
-        await says(pool, fake, lease_id)
+        await says(pool, fake, **{lease_id: 412})
         await pool.core.reconciler.once()
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 

@@ -10,8 +10,9 @@ from gpu_pool_client import NotAllowed, TimedOut, parse_request
 from support.fake_kubernetes import FakeKubernetes
 from support.kernel_pods import held
 from support.pools import eventually
+from support.whole_devices import says
 
-from .test_parked import GPU, Opens, fake, opens, pool, says, started
+from .test_parked import GPU, Opens, fake, opens, pool, started
 
 __all__ = ["fake", "opens", "pool"]
 
@@ -37,7 +38,7 @@ async def test_what_it_uses_must_be_within_its_new_size(pool: GpuPool, fake: Fak
     lease_id = await started(pool, fake, "10%")
     with pytest.raises(NotAllowed, match="its process has initialised CUDA, or may have"):
         await pool.resize(lease_id, parse_request("20%"))
-    await says(pool, fake, lease_id, 2000)
+    await says(pool, fake, **{lease_id: 2000})
     with pytest.raises(NotAllowed, match="its process has initialised CUDA, or may have"):
         await pool.resize(lease_id, parse_request("2%"))
     assert (await pool.resize(lease_id, parse_request("20%"))).memory_mib == 6553
@@ -68,7 +69,7 @@ async def test_it_stays_on_its_device_though_there_is_room_on_another_one(
 
 async def test_its_limit_alone_changes_whatever_it_uses(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease_id = await started(pool, fake)
-    await says(pool, fake, lease_id, 600)
+    await says(pool, fake, **{lease_id: 600})
     assert (await pool.resize(lease_id, parse_request("2%..10%"))).slices[0].limit_mib == 3276
     assert (await pool.resize(lease_id, parse_request("2%"))).slices[0].limit_mib == 0
 

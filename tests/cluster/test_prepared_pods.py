@@ -18,7 +18,7 @@ from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import Holder, KernelCommand, Lease, LeaseState, PodPhase, parse_request
 from support.clusters import hami
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes, trouble
-from support.kernel_pods import backend_of, claim, cluster_pool, command, notebook, until_pod
+from support.kernel_pods import backend_of, claim, cluster_pool, command, notebook, running
 from support.pools import eventually, key
 from support.whole_devices import assign, has_dra
 
@@ -483,7 +483,7 @@ async def test_a_kernel_that_finds_no_room_has_that_of_prepared_pods(
     await eventually(lambda: name not in fake.named("pods"))
     fake.run(f"gpu-pool-{lease.id}-1")
     fake.change("pods", f"gpu-pool-{lease.id}-1", conditions=[])
-    await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
+    await running(pool, lease.id)
     await another_is_made(fake)
     assert prepared(fake, "ada") == [], "it would be in the way again"
 

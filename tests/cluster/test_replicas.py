@@ -10,11 +10,12 @@ import pytest
 
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import GpuPool
-from gpu_pool_client import EndReason, LeaseState, PodDeviceUse, PodPhase
+from gpu_pool_client import EndReason, LeaseState
 from support.clusters import plain
 from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
-from support.kernel_pods import claim, cluster_pool, command, held, notebook, until_pod
+from support.kernel_pods import claim, cluster_pool, held, notebook, start
 from support.pools import eventually
+from support.whole_devices import says
 
 HUB = "hub"
 #: As its driver names the node's GPU, which the device plugin does not show.
@@ -46,21 +47,6 @@ async def pool(
         yield pool
 
 
-async def started(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
-    lease = await held(pool, text)
-    await pool.launch(lease.id, command())
-    fake.run(f"gpu-pool-{lease.id}-1")
-    await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
-    return lease.id
-
-
-async def says(pool: GpuPool, fake: FakeKubernetes, **used: int) -> None:
-    uids = {lease: fake.get("pods", f"gpu-pool-{lease}-1")["metadata"]["uid"] for lease in used}
-    uses = [PodDeviceUse(uids[lease], "", GPU, mib) for lease, mib in used.items()]
-    assert pool.backend.agents is not None
-    await pool.backend.agents.report("n1", [GPU], uses, complete=True)
-
-
 async def test_a_node_that_cannot_be_divided_is_left_out_and_the_log_says_why(
     pool: GpuPool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,8 +61,8 @@ async def test_a_node_that_cannot_be_divided_is_left_out_and_the_log_says_why(
 async def test_memory_is_lent_there_by_what_the_agent_says_of_the_gpu_by_its_own_name(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
-    lease_id = await started(pool, fake, "2%..10%")
-    await says(pool, fake, **{lease_id: 3000})
+    lease_id = await start(pool, fake, "2%..10%")
+    await says(pool, fake, GPU, **{lease_id: 3000})
     used = pool.backend.memory_in_use()
     (device,) = (await pool.status()).devices
     assert used == {lease_id: {device.device.uuid: 3000}}
@@ -91,7 +77,7 @@ async def test_it_goes_on_without_a_claim_however_soon_one_would_be_missed(
 ) -> None:
     config, times = fake.kubeconfig(tmp_path / "config"), ClusterTimes(assigned_within=0.0, unlisted_for=0.0)
     async with cluster_pool(tmp_path / "own.db", config, HUB, dialect="shared", times=times) as pool:
-        lease_id = await started(pool, fake)
+        lease_id = await start(pool, fake)
         for _ in range(3):
             await pool.core.reconciler.once()
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
@@ -104,14 +90,14 @@ async def test_it_goes_on_without_a_claim_however_soon_one_would_be_missed(
 async def test_a_kernel_parks_and_comes_back_and_ends_where_its_gpu_is_drained(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
-    lease_id = await started(pool, fake)
-    await says(pool, fake)
+    lease_id = await start(pool, fake)
+    await says(pool, fake, GPU)
     assert (await pool.park(lease_id)).state is LeaseState.PARKED
     (device,) = (await pool.status()).devices
     await eventually(pool.status, lambda status: status.devices[0].free_contexts == 9)
     await pool.resume(lease_id)
     assert (await pool.wait(lease_id, 60)).state is LeaseState.HELD
-    await says(pool, fake)
+    await says(pool, fake, GPU)
     await pool.park(lease_id)
     await pool.drain(device.device.uuid)
     await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.state is LeaseState.ENDED)

@@ -35,35 +35,22 @@ from gpu_pool_client import (
     MoveVerb,
     NotAllowed,
     PodDeviceUse,
-    PodPhase,
     PoolUnreachable,
     Process,
 )
-from support import cuda_stub
 from support.cuda_stub import Driver
-from support.fake_kubernetes import FakeKubernetes, fake_kubernetes
-from support.kernel_pods import claim, cluster_pool, command, held, notebook, until_pod
+from support.fake_kubernetes import FakeKubernetes
+from support.fixtures import cuda_libraries, driver
+from support.kernel_pods import cluster_pool, held
 from support.pools import eventually
-from support.whole_devices import assign, has_dra
+from support.whole_devices import start_whole
+
+__all__ = ["cuda_libraries", "driver"]
 
 HUB, GPU = "hub", "GPU-gpu-0"
 CARD = Device(GPU, 0, "NVIDIA H100", 81559, driver="580.95.05")
 #: An agent is away after it has not asked for so long.
 HOLDS = 2.0
-
-
-@pytest.fixture(scope="session")
-def cuda_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cuda_stub.build(tmp_path_factory.mktemp("libraries"))
-
-
-@pytest.fixture
-def driver(cuda_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    folder = tmp_path / "driver"
-    folder.mkdir()
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(cuda_libraries))
-    monkeypatch.setenv("DRIVER_STUB", str(folder))
-    return Driver(folder)
 
 
 @dataclass
@@ -113,13 +100,8 @@ def as_agent(pool: GpuPool, node: str = "n1") -> PoolForCaller:
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeKubernetes]:
-    async with fake_kubernetes() as fake:
-        has_dra(fake, "gpu-0")
-        fake.asker = {"username": f"system:serviceaccount:{HUB}:gpu-pool", "uid": "u-account"}
-        fake.put("pods", notebook("ada", HUB, node="n1"))
-        fake.put("persistentvolumeclaims", claim("ada", HUB))
-        yield fake
+def fake(dra: FakeKubernetes) -> FakeKubernetes:
+    return dra
 
 
 @pytest.fixture
@@ -150,15 +132,10 @@ def pid(driver: Driver) -> Iterator[int]:
 
 async def started(pool: GpuPool, node: Node, pid: int, text: str = "1") -> str:
     """Start a kernel of ada's whose process that is, and return its lease's id."""
-    lease = await held(pool, text)
-    await pool.launch(lease.id, command())
-    assign(node.fake)
-    name = f"gpu-pool-{lease.id}-1"
-    node.fake.run(name)
-    await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
-    node.containers[pid] = Container(node.fake.get("pods", name)["metadata"]["uid"], "")
-    await says(pool, node, lease.id)
-    return lease.id
+    lease_id = await start_whole(pool, node.fake, text)
+    node.containers[pid] = Container(node.fake.get("pods", f"gpu-pool-{lease_id}-1")["metadata"]["uid"], "")
+    await says(pool, node, lease_id)
+    return lease_id
 
 
 async def says(pool: GpuPool, node: Node, *leases: str) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that start kernels."""
+"""Fixtures of the tests that start kernels, and of those that suspend what uses a GPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from gpu_pool_provisioner import pools
 from gpu_pool_provisioner import templates as templates_module
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
 from gpu_pool_provisioner.templates import templates
+from support import cuda_stub
+from support.cuda_stub import Driver
 from support.jupyter_env import JupyterEnv, Managers
 from support.warm_kernels import Spec
 
@@ -91,3 +93,19 @@ def spec(jupyter_env: JupyterEnv, soon: None, monkeypatch: pytest.MonkeyPatch) -
         return jupyter_env.install(name, preload=list(preload))
 
     return install
+
+
+@pytest.fixture(scope="session")
+def cuda_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a stand-in for the driver; give its folder."""
+    return cuda_stub.build(tmp_path_factory.mktemp("libraries"))
+
+
+@pytest.fixture
+def driver(cuda_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Install the stand-in for the driver."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(cuda_libraries))
+    monkeypatch.setenv("DRIVER_STUB", str(folder))
+    return Driver(folder)

@@ -213,9 +213,9 @@ async def until_free(pool: Pool, *expected: int) -> None:
     await eventually(lambda: free(pool), lambda seen: seen == list(expected))
 
 
-async def start(pool: Pool, fake: FakeKubernetes) -> str:
+async def start(pool: Pool, fake: FakeKubernetes, text: str = "2%") -> str:
     """Start a kernel of ada's, and return its lease's id."""
-    lease = await held(pool)
+    lease = await held(pool, text)
     await pool.launch(lease.id, command())
     fake.run(f"gpu-pool-{lease.id}-1")
     await running(pool, lease.id)

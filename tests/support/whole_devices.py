@@ -6,9 +6,12 @@ from typing import Any
 
 from gpu_pool.cluster.device_claims import HOLDER_LABEL
 from gpu_pool.cluster.dialects.shared import MOST_PODS, claim_name
-from gpu_pool_client import Device
+from gpu_pool.pool.pool import GpuPool
+from gpu_pool_client import Device, PodDeviceUse
 from support.clusters import claim_of, listed, named, node, resource_slice
 from support.fake_kubernetes import FakeKubernetes
+from support.kernel_pods import command, held, running
+from support.pools import eventually
 
 DRA = "/apis/resource.k8s.io/v1"
 CLAIM = claim_name("gpu-pool", "GPU-gpu-0")
@@ -64,3 +67,22 @@ def holders(fake: FakeKubernetes) -> list[dict[str, Any]]:
     """Return the pods that hold devices."""
     pods = [found for key, found in fake.objects.items() if key[2] == "pods"]
     return [pod for pod in pods if HOLDER_LABEL in pod["metadata"].get("labels", {})]
+
+
+async def start_whole(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
+    """Start a kernel of ada's whose device is then the pool's, and return its lease's id."""
+    lease = await held(pool, text)
+    await pool.launch(lease.id, command())
+    assign(fake)
+    fake.run(f"gpu-pool-{lease.id}-1")
+    await running(pool, lease.id)
+    await eventually(lambda: holders(fake))
+    return lease.id
+
+
+async def says(pool: GpuPool, fake: FakeKubernetes, gpu: str = "GPU-gpu-0", **used: int) -> None:
+    """Let the agent of the node say what the kernels of leases use, in MiB, and no others anything."""
+    uids = {lease: fake.get("pods", f"gpu-pool-{lease}-1")["metadata"]["uid"] for lease in used}
+    uses = [PodDeviceUse(uids[lease], "", gpu, mib) for lease, mib in used.items()]
+    assert pool.backend.agents is not None
+    await pool.backend.agents.report("n1", [gpu], uses, complete=True)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool_client import PodPhase
 from support.clusters import hami
 from support.control_plane import ASSETS, Cluster
-from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, until_pod, volume
+from support.kernel_pods import backend_of, cluster_pool, command, held, notebook, running, volume
 from support.pools import eventually
 
 RULES = Path(__file__).parents[3] / "examples" / "kubernetes" / "service" / "rbac.yaml"
@@ -125,7 +124,7 @@ async def test_with_these_rights_alone_a_kernel_lives_and_ends(
         assert [each.problem for each in backend_of(pool).view._more.values() if each.problem] == []
         lease = await held(pool)
         await pool.launch(lease.id, command())
-        await until_pod(pool, lease.id, lambda pod: pod.phase is PodPhase.RUNNING)
+        await running(pool, lease.id)
         found = cluster.get("configmaps", "-n", rights)["items"]
         assert supervisor in [each["data"] for each in found]
         await pool.release(lease.id)
