@@ -41,7 +41,7 @@ from support.api_server import ApiServer
 from support.clusters import hami
 from support.images import build_notebook, name_of
 from support.jupyter_env import JupyterEnv
-from support.kernel_pods import notebook, volume
+from support.kernel_pods import server_with_home
 from support.kubelet import RealCluster, missing, real_cluster
 from support.service import ForkServer, serving
 
@@ -247,11 +247,8 @@ async def _school(
     home = folder / "home"
     home.mkdir()
     os.chown(home, 1000, 100)
-    disk, claim = volume(f"claim-{_USER}", namespace, "ReadWriteMany")
-    disk["spec"] |= {"hostPath": {"path": str(home)}, "persistentVolumeReclaimPolicy": "Retain"}
-    del claim["metadata"]["annotations"]
     cluster.kubectl("create", "namespace", namespace)
-    cluster.apply(disk, claim, notebook(_USER, namespace, image=cluster.image), namespace=namespace)
+    cluster.apply(*server_with_home(_USER, namespace, home, cluster.image), namespace=namespace)
     settings = f"""
 c.ServeApp.kubernetes = True
 c.KubernetesSettings.kubeconfig = {str(cluster.kubeconfig)!r}

@@ -61,7 +61,7 @@ async def until_notice(pool: GpuPool, fake: FakeKubernetes, text: str, lease_id:
     """Let the agent report until the lease's user reads this."""
 
     async def is_told() -> bool:
-        await says(pool, fake, **{lease_id: mib})
+        await says(pool, fake, {lease_id: mib})
         return text in (await pool.get_lease(lease_id)).notice
 
     await eventually(is_told)
@@ -72,7 +72,7 @@ async def test_what_nobody_holds_is_lent_and_goes_to_whoever_is_granted_it(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease_id = await start_whole(pool, fake, "2%..10%")
-    await says(pool, fake, **{lease_id: 3000})
+    await says(pool, fake, {lease_id: 3000})
     await until_allowed(pool, lease_id, LIMIT)
     lease = await pool.get_lease(lease_id)
     assert (lease.memory_mib, lease.limit_mib) == (GUARANTEE, LIMIT)
@@ -95,7 +95,7 @@ async def test_who_keeps_what_is_taken_back_is_told_interrupted_and_ended_in_thi
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease_id = await start_whole(pool, fake, "2%..10%")
-    await says(pool, fake, **{lease_id: 3000})
+    await says(pool, fake, {lease_id: 3000})
     await until_allowed(pool, lease_id, LIMIT)
     other = await held(pool, "98%")
     await until_allowed(pool, lease_id, GUARANTEE + 1)
@@ -106,7 +106,7 @@ async def test_who_keeps_what_is_taken_back_is_told_interrupted_and_ended_in_thi
 
     async def has_ended() -> bool:
         if (await pool.get_lease(lease_id)).state is LeaseState.HELD:
-            await says(pool, fake, **{lease_id: 3000})
+            await says(pool, fake, {lease_id: 3000})
         return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
 
     await eventually(has_ended)
@@ -118,12 +118,12 @@ async def test_who_keeps_what_is_taken_back_is_told_interrupted_and_ended_in_thi
 
 async def test_who_lets_go_in_time_goes_on(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease_id = await start_whole(pool, fake, "2%..10%")
-    await says(pool, fake, **{lease_id: 3000})
+    await says(pool, fake, {lease_id: 3000})
     await until_allowed(pool, lease_id, LIMIT)
     await held(pool, "98%")
     await until_allowed(pool, lease_id, GUARANTEE + 1)
     await until_notice(pool, fake, "others need what it had on top", lease_id, 3000)
-    await says(pool, fake, **{lease_id: 600})
+    await says(pool, fake, {lease_id: 600})
     await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.notice == "")
     assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
@@ -134,13 +134,13 @@ async def test_nothing_is_lent_where_no_agent_reports_and_it_is_taken_back_when_
     times = ClusterTimes(use_holds=0.0)
     async with opens(times=times) as pool:
         lease_id = await start_whole(pool, fake, "2%..10%")
-        await says(pool, fake, **{lease_id: 600})
+        await says(pool, fake, {lease_id: 600})
         await pool.core.reconciler.once()
         lease = await pool.get_lease(lease_id)
         assert (lease.allowed_mib, lease.limit_mib) == (GUARANTEE, LIMIT)
         assert "nothing on top of it at the moment, since the agent of its node" in lease.describe_limits()
     async with opens() as pool:
-        await says(pool, fake, **{lease_id: 600})
+        await says(pool, fake, {lease_id: 600})
         await until_allowed(pool, lease_id, LIMIT)
     async with opens(times=times) as pool:
         await until_allowed(pool, lease_id, GUARANTEE)
@@ -151,7 +151,7 @@ async def test_a_service_that_starts_anew_takes_nothing_back_before_agents_could
 ) -> None:
     async with opens() as pool:
         lease_id = await start_whole(pool, fake, "2%..10%")
-        await says(pool, fake, **{lease_id: 3000})
+        await says(pool, fake, {lease_id: 3000})
         await until_allowed(pool, lease_id, LIMIT)
     async with opens(times=ClusterTimes(use_holds=600.0)) as pool:
         for _ in range(3):
@@ -176,7 +176,7 @@ async def test_without_node_agents_the_guarantee_is_granted_and_it_is_said_that_
 
 async def test_a_kernel_begins_with_what_it_has_on_top_then(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease = await held(pool, "2%..10%")
-    await says(pool, fake)
+    await says(pool, fake, {})
     await until_allowed(pool, lease.id, LIMIT)
     await pool.launch(lease.id, command())
     environment = fake.get("pods", f"gpu-pool-{lease.id}-1")["spec"]["containers"][0]["env"]

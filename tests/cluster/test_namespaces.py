@@ -46,7 +46,7 @@ async def test_a_kernel_is_in_the_namespace_of_its_notebook(pool: GpuPool, fake:
         fake.run(name)
         await running(pool, lease.id)
         await pool.release(lease.id)
-        await eventually(lambda name=name: name not in fake.named("pods"))  # type: ignore[arg-type]
+        await eventually(lambda name=name: name not in fake.named("pods"))  # type: ignore[arg-type, misc]
 
 
 async def test_a_kernel_elsewhere_ends_with_its_notebook(pool: GpuPool, fake: FakeKubernetes) -> None:

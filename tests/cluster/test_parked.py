@@ -66,7 +66,7 @@ async def started(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
 async def parked(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> str:
     """Start a kernel that uses nothing, park it, and return its lease's id."""
     lease_id = await started(pool, fake, text)
-    await says(pool, fake)
+    await says(pool, fake, {})
     assert (await pool.park(lease_id)).state is LeaseState.PARKED
     return lease_id
 
@@ -87,10 +87,10 @@ async def test_a_kernel_is_parked_once_an_agent_says_that_it_keeps_nothing_on_it
     with pytest.raises(NotAllowed, match="keeps memory on the GPU, or may"):
         await pool.park(lease_id)
     assert await pool.effect_of_taking(lease_id) is TakingEffect.ENDS_KERNEL
-    await says(pool, fake, **{lease_id: 412})
+    await says(pool, fake, {lease_id: 412})
     with pytest.raises(NotAllowed, match="keeps memory on the GPU, or may"):
         await pool.park(lease_id)
-    await says(pool, fake)
+    await says(pool, fake, {})
     assert await pool.activity(lease_id) == Activity(False, working=False, memory_mib=0)
     assert await pool.effect_of_taking(lease_id) is TakingEffect.KEEPS_KERNEL
     assert (await pool.park(lease_id)).state is LeaseState.PARKED
@@ -239,13 +239,13 @@ async def test_who_uses_a_device_while_parked_is_ended_but_not_at_once(
 ) -> None:
     async with opens(watchdog={"end_after": 1}) as pool:
         lease_id, quiet = await parked(pool, fake), await parked(pool, fake)
-        await says(pool, fake, **{lease_id: 412})
+        await says(pool, fake, {lease_id: 412})
         await pool.core.reconciler.once()
         assert (await pool.get_lease(lease_id)).state is LeaseState.PARKED
 
         async def is_over() -> bool:
             if f"gpu-pool-{lease_id}-1" in fake.named("pods"):
-                await says(pool, fake, **{lease_id: 412})
+                await says(pool, fake, {lease_id: 412})
             return (await pool.get_lease(lease_id)).state is LeaseState.ENDED
 
         await eventually(is_over)
@@ -258,9 +258,9 @@ async def test_who_uses_a_device_while_parked_is_ended_but_not_at_once(
 async def test_who_uses_a_device_for_a_moment_and_resumes_goes_on(opens: Opens, fake: FakeKubernetes) -> None:
     async with opens(watchdog={"end_after": 0}) as pool:
         lease_id = await parked(pool, fake)
-        await says(pool, fake, **{lease_id: 412})
+        await says(pool, fake, {lease_id: 412})
         await pool.resume(lease_id)
-        await says(pool, fake, **{lease_id: 412})
+        await says(pool, fake, {lease_id: 412})
         await pool.core.reconciler.once()
         assert (await pool.get_lease(lease_id)).state is LeaseState.HELD
 
@@ -269,7 +269,7 @@ async def test_an_administrator_takes_a_slice_from_a_kernel_which_lives_on(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease_id = await started(pool, fake)
-    await says(pool, fake)
+    await says(pool, fake, {})
     asked = await pool.ask_back(lease_id, "Others need it.", EndReason.REVOKED)
     assert (asked.state, asked.asked_back) == (LeaseState.HELD, EndReason.REVOKED)
     lease = await pool.withdraw(lease_id, "Others need it.", EndReason.REVOKED)
@@ -286,7 +286,7 @@ async def test_a_pod_keeps_its_size_while_its_kernel_is_parked(pool: GpuPool, fa
 async def test_an_idle_kernel_is_asked_to_give_way_to_who_waits(pool: GpuPool, fake: FakeKubernetes) -> None:
     lists_devices(fake, "gpu-0", generation=2)
     idle = await started(pool, fake, "1")
-    await says(pool, fake)
+    await says(pool, fake, {})
     waits = await pool.request(parse_request("1"), Holder("bob", kernel="other", yields=True), "waits")
     assert waits.state is LeaseState.WAITING
     now = (await pool.get_lease(idle)).requested_at
@@ -304,7 +304,7 @@ async def test_elsewhere_kernels_in_pods_keep_their_slices(
         fake.put("nodes", hami("n1"))
     async with opens(**settings) as pool:
         lease_id = await (start if settings.get("dialect") else started)(pool, fake)
-        await says(pool, fake)
+        await says(pool, fake, {})
         terms = (await pool.get_lease(lease_id)).terms
         assert (terms.can_be_parked, terms.yield_after) == (False, None)
         with pytest.raises(

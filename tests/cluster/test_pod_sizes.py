@@ -27,7 +27,7 @@ async def test_a_kernel_that_uses_nothing_has_another_size_at_once_in_its_pod(
 ) -> None:
     lease_id = await started(pool, fake)
     assert written(fake, lease_id) == f"{GPU}=20/655"
-    await says(pool, fake)
+    await says(pool, fake, {})
     lease = await pool.resize(lease_id, parse_request("10%"))
     assert [(part.device.uuid, part.memory_mib) for part in lease.slices] == [(GPU, 3276)]
     await eventually(lambda: written(fake, lease_id) == f"{GPU}=100/3276")
@@ -38,7 +38,7 @@ async def test_what_it_uses_must_be_within_its_new_size(pool: GpuPool, fake: Fak
     lease_id = await started(pool, fake, "10%")
     with pytest.raises(NotAllowed, match="its process has initialised CUDA, or may have"):
         await pool.resize(lease_id, parse_request("20%"))
-    await says(pool, fake, **{lease_id: 2000})
+    await says(pool, fake, {lease_id: 2000})
     with pytest.raises(NotAllowed, match="its process has initialised CUDA, or may have"):
         await pool.resize(lease_id, parse_request("2%"))
     assert (await pool.resize(lease_id, parse_request("20%"))).memory_mib == 6553
@@ -49,7 +49,7 @@ async def test_it_stays_on_its_device_though_there_is_room_on_another_one(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease_id = await started(pool, fake)
-    await says(pool, fake)
+    await says(pool, fake, {})
     other = await held(pool, "90%")
     assert other.slices[0].device.uuid == GPU
     with pytest.raises(TimedOut, match="It stays as it is"):
@@ -69,7 +69,7 @@ async def test_it_stays_on_its_device_though_there_is_room_on_another_one(
 
 async def test_its_limit_alone_changes_whatever_it_uses(pool: GpuPool, fake: FakeKubernetes) -> None:
     lease_id = await started(pool, fake)
-    await says(pool, fake, **{lease_id: 600})
+    await says(pool, fake, {lease_id: 600})
     assert (await pool.resize(lease_id, parse_request("2%..10%"))).slices[0].limit_mib == 3276
     assert (await pool.resize(lease_id, parse_request("2%"))).slices[0].limit_mib == 0
 

@@ -133,7 +133,7 @@ async def test_a_pod_that_its_machine_refuses_for_the_moment_is_made_again(
     for number in (1, 2):
         refuse(fake, f"gpu-pool-{lease}-{number}")
         following = f"gpu-pool-{lease}-{number + 1}"
-        await eventually(lambda following=following: following in fake.named("pods"))  # type: ignore[arg-type]
+        await eventually(lambda following=following: following in fake.named("pods"))  # type: ignore[arg-type, misc]
         seen.append((await pool.pod(lease)).phase)
     assert set(seen) == {PodPhase.STARTING}
     fake.run(f"gpu-pool-{lease}-3")

@@ -62,7 +62,7 @@ async def test_memory_is_lent_there_by_what_the_agent_says_of_the_gpu_by_its_own
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease_id = await start(pool, fake, "2%..10%")
-    await says(pool, fake, GPU, **{lease_id: 3000})
+    await says(pool, fake, {lease_id: 3000}, GPU)
     used = pool.backend.memory_in_use()
     (device,) = (await pool.status()).devices
     assert used == {lease_id: {device.device.uuid: 3000}}
@@ -91,13 +91,13 @@ async def test_a_kernel_parks_and_comes_back_and_ends_where_its_gpu_is_drained(
     pool: GpuPool, fake: FakeKubernetes
 ) -> None:
     lease_id = await start(pool, fake)
-    await says(pool, fake, GPU)
+    await says(pool, fake, {}, GPU)
     assert (await pool.park(lease_id)).state is LeaseState.PARKED
     (device,) = (await pool.status()).devices
     await eventually(pool.status, lambda status: status.devices[0].free_contexts == 9)
     await pool.resume(lease_id)
     assert (await pool.wait(lease_id, 60)).state is LeaseState.HELD
-    await says(pool, fake, GPU)
+    await says(pool, fake, {}, GPU)
     await pool.park(lease_id)
     await pool.drain(device.device.uuid)
     await eventually(lambda: pool.get_lease(lease_id), lambda lease: lease.state is LeaseState.ENDED)

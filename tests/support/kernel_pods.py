@@ -104,6 +104,14 @@ def volume(name: str, namespace: str, *modes: str) -> list[dict[str, Any]]:
     ]
 
 
+def server_with_home(user: str, namespace: str, home: Path, image: str, **kind: str) -> list[dict[str, Any]]:
+    """Return a notebook server's pod after what it has its home by, a folder that a controller binds."""
+    disk, wanted = volume(f"claim-{user}", namespace, "ReadWriteMany")
+    disk["spec"] |= {"hostPath": {"path": str(home), **kind}, "persistentVolumeReclaimPolicy": "Retain"}
+    del wanted["metadata"]["annotations"]
+    return [disk, wanted, notebook(user, namespace, image=image)]
+
+
 @asynccontextmanager
 async def serving_cluster(
     children: ForkServer, folder: Path, kubeconfig: Path, settings: str = "", namespace: str = "hub"

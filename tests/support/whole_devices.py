@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gpu_pool.cluster.device_claims import HOLDER_LABEL
@@ -15,6 +16,8 @@ from support.pools import eventually
 
 DRA = "/apis/resource.k8s.io/v1"
 CLAIM = claim_name("gpu-pool", "GPU-gpu-0")
+#: The node whose one GPU NVIDIA's DRA driver lists, in the tests over a real API server.
+WHOLE_NODE = "whole-1"
 #: The class of devices that NVIDIA's DRA driver brings along.
 DEVICE_CLASS = {
     "apiVersion": "resource.k8s.io/v1",
@@ -80,7 +83,7 @@ async def start_whole(pool: GpuPool, fake: FakeKubernetes, text: str = "2%") -> 
     return lease.id
 
 
-async def says(pool: GpuPool, fake: FakeKubernetes, gpu: str = "GPU-gpu-0", **used: int) -> None:
+async def says(pool: GpuPool, fake: FakeKubernetes, used: Mapping[str, int], gpu: str = "GPU-gpu-0") -> None:
     """Let the agent of the node say what the kernels of leases use, in MiB, and no others anything."""
     uids = {lease: fake.get("pods", f"gpu-pool-{lease}-1")["metadata"]["uid"] for lease in used}
     uses = [PodDeviceUse(uids[lease], "", gpu, mib) for lease, mib in used.items()]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from support import api_server as server
+from support.agent_reports import add_agent
 from support.api_server import ApiServer
 from support.clean_environment import GIVEN_KUBECONFIG
+from support.clusters import listed, node, resource_slice
 from support.control_plane import (
     ASSETS,
     Cluster,
@@ -18,7 +20,12 @@ from support.control_plane import (
     scheduling_and_controlling,
     write_kubeconfig,
 )
+from support.jupyter_env import JupyterEnv
 from support.node_agent import NodeAgent
+from support.parked_pods import Students, students_of
+from support.pod_pages import add_server
+from support.service import ForkServer
+from support.whole_devices import DEVICE_CLASS, WHOLE_NODE
 
 __all__ = ["ApiServer"]
 
@@ -65,3 +72,41 @@ def cluster(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         return
     with NodeAgent(kubeconfig, tmp_path_factory.mktemp("nodes")) as agent:
         yield Cluster(kubeconfig, agent)
+
+
+@pytest.fixture(scope="module")
+def card(cluster: Cluster) -> Iterator[Cluster]:
+    """A node with one GPU, listed as NVIDIA's DRA driver does."""
+    if cluster.agent is None:
+        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
+    cluster.add(node(WHOLE_NODE))
+    about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+    listing = resource_slice(listed("gpu-0"), name=WHOLE_NODE)
+    cluster.apply(DEVICE_CLASS, {**about, **listing})
+    yield cluster
+    cluster.kubectl("delete", f"resourceslice/{listing['metadata']['name']}", "deviceclass/gpu.nvidia.com")
+
+
+@pytest.fixture
+def settings_of_pool() -> str:
+    """Further settings of the pool of the ``students``."""
+    return ""
+
+
+@pytest.fixture
+async def students(
+    jupyter_env: JupyterEnv,
+    card: Cluster,
+    namespace: str,
+    cluster_children: ForkServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings_of_pool: str,
+) -> AsyncIterator[Students]:
+    for user in ("ada", "bob"):
+        add_server(card, namespace, user)
+    token = add_agent(card, namespace, WHOLE_NODE)
+    async with students_of(
+        card, namespace, token, cluster_children, tmp_path, monkeypatch, settings_of_pool
+    ) as students:
+        yield students

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from gpu_pool_client import EndReason, LeaseState
-from support.agent_reports import add_agent, reporting
+from support.agent_reports import reporting
 from support.control_plane import Cluster
 from support.fixtures import jupyter_env
-from support.jupyter_env import JupyterEnv, eventually
-from support.parked_pods import GPU, LONG, Students, students_of
-from support.pod_pages import add_server, kernels, nothing_runs
-from support.service import ForkServer
+from support.jupyter_env import eventually
+from support.parked_pods import GPU, LONG, Students
+from support.pod_pages import kernels, nothing_runs
 
-from .test_parked_pods import NODE, card
-
-__all__ = ["card", "jupyter_env"]
+__all__ = ["jupyter_env"]
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -42,21 +36,8 @@ def end_after() -> float:
 
 
 @pytest.fixture
-async def students(
-    jupyter_env: JupyterEnv,
-    card: Cluster,
-    namespace: str,
-    cluster_children: ForkServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    end_after: float,
-) -> AsyncIterator[Students]:
-    for user in ("ada", "bob"):
-        add_server(card, namespace, user)
-    token = add_agent(card, namespace, NODE)
-    more = QUICK.format(end_after=end_after)
-    async with students_of(card, namespace, token, cluster_children, tmp_path, monkeypatch, more) as students:
-        yield students
+def settings_of_pool(end_after: float) -> str:
+    return QUICK.format(end_after=end_after)
 
 
 async def first_lease(students: Students) -> str:

@@ -5,56 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
 from gpu_pool_client import EndReason, LeaseState
-from support.agent_reports import add_agent
-from support.clusters import listed, node, resource_slice
 from support.control_plane import Cluster
 from support.fixtures import jupyter_env
-from support.jupyter_env import JupyterEnv, eventually
-from support.parked_pods import GPU, KEPT, LONG, Students, students_of
-from support.pod_pages import add_server, kernels, nothing_runs
-from support.service import ForkServer
-from support.whole_devices import DEVICE_CLASS
+from support.jupyter_env import eventually
+from support.parked_pods import GPU, KEPT, LONG, Students
+from support.pod_pages import kernels, nothing_runs
 
 __all__ = ["jupyter_env"]
 
-NODE = "parks-1"
-
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def card(cluster: Cluster) -> Iterator[Cluster]:
-    """A node with one GPU, listed as NVIDIA's DRA driver does."""
-    if cluster.agent is None:
-        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
-    cluster.add(node(NODE))
-    about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-    listing = resource_slice(listed("gpu-0"), name=NODE)
-    cluster.apply(DEVICE_CLASS, {**about, **listing})
-    yield cluster
-    cluster.kubectl("delete", f"resourceslice/{listing['metadata']['name']}", "deviceclass/gpu.nvidia.com")
-
-
-@pytest.fixture
-async def students(
-    jupyter_env: JupyterEnv,
-    card: Cluster,
-    namespace: str,
-    cluster_children: ForkServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[Students]:
-    for user in ("ada", "bob"):
-        add_server(card, namespace, user)
-    token = add_agent(card, namespace, NODE)
-    async with students_of(card, namespace, token, cluster_children, tmp_path, monkeypatch) as students:
-        yield students
 
 
 async def test_a_student_s_kernel_gives_way_to_another_s_and_comes_back_with_its_variables(

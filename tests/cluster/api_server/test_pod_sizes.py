@@ -13,9 +13,7 @@ from support.jupyter_env import eventually
 from support.parked_pods import GPU, LONG, Students
 from support.pod_pages import kernels, nothing_runs
 
-from .test_parked_pods import card, students
-
-__all__ = ["card", "jupyter_env", "students"]
+__all__ = ["jupyter_env"]
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -5,7 +5,7 @@ Over a real API server and scheduler; pods are processes of this machine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,33 +13,17 @@ import psutil
 import pytest
 
 from gpu_pool_client import Holder, connect, parse_request
-from support.clusters import listed, node, resource_slice
 from support.control_plane import Cluster
 from support.fixtures import jupyter_env, manager
 from support.jupyter_env import JupyterEnv, Managers
 from support.pod_pages import add_server, of_cluster
 from support.prepared_pods import COURSE, LONG, compared, told
 from support.service import ForkServer, Service, serving
-from support.whole_devices import DEVICE_CLASS
 
 __all__ = ["jupyter_env", "manager"]
 
-NODE = "prepared-1"
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
-
-
-@pytest.fixture(scope="module")
-def card(cluster: Cluster) -> Iterator[Cluster]:
-    """A node with one GPU, listed as NVIDIA's DRA driver does."""
-    if cluster.agent is None:
-        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
-    cluster.add(node(NODE))
-    about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-    listing = {**about, **resource_slice(listed("gpu-0"), name=NODE)}
-    cluster.apply(DEVICE_CLASS, listing)
-    yield cluster
-    cluster.kubectl("delete", f"resourceslice/{listing['metadata']['name']}", "deviceclass/gpu.nvidia.com")
 
 
 @pytest.fixture

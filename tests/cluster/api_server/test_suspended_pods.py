@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,36 +10,18 @@ import pytest
 from gpu_pool.cli.node_agents import checks_of_suspension
 from gpu_pool_client import LeaseState
 from support import cuda_stub
-from support.agent_reports import add_agent
-from support.clusters import listed, node, resource_slice
 from support.control_plane import Cluster
 from support.cuda_stub import Driver
 from support.fixtures import jupyter_env
-from support.jupyter_env import JupyterEnv, eventually
-from support.parked_pods import GPU, KEPT, LONG, Students, students_of
-from support.pod_pages import Page, add_server, kernels, nothing_runs
-from support.service import ForkServer
+from support.jupyter_env import eventually
+from support.parked_pods import GPU, KEPT, LONG, Students
+from support.pod_pages import Page, kernels, nothing_runs
 from support.suspending_agents import suspending_agent, users_of_cuda, uses_cuda
-from support.whole_devices import DEVICE_CLASS
+from support.whole_devices import WHOLE_NODE
 
 __all__ = ["jupyter_env"]
 
-NODE = "suspends-1"
-
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def card(cluster: Cluster) -> Iterator[Cluster]:
-    """A node with one GPU, listed as NVIDIA's DRA driver does."""
-    if cluster.agent is None:
-        pytest.skip("this cluster has nodes of its own (KUBECONFIG)")
-    cluster.add(node(NODE))
-    about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-    listing = resource_slice(listed("gpu-0"), name=NODE)
-    cluster.apply(DEVICE_CLASS, {**about, **listing})
-    yield cluster
-    cluster.kubectl("delete", f"resourceslice/{listing['metadata']['name']}", "deviceclass/gpu.nvidia.com")
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +34,6 @@ def driver(tmp_path: Path) -> Driver:
     folder = tmp_path / "driver"
     folder.mkdir()
     return Driver(folder)
-
-
-@pytest.fixture
-async def students(
-    jupyter_env: JupyterEnv,
-    card: Cluster,
-    namespace: str,
-    cluster_children: ForkServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[Students]:
-    for user in ("ada", "bob"):
-        add_server(card, namespace, user)
-    token = add_agent(card, namespace, NODE)
-    async with students_of(card, namespace, token, cluster_children, tmp_path, monkeypatch) as students:
-        yield students
 
 
 async def keeps(page: Page, driver: Driver, pods: Path, card: Cluster, namespace: str) -> int:
@@ -101,7 +66,7 @@ async def test_a_kernel_that_keeps_memory_gives_way_and_comes_back_with_it(
         await bob.shut_down()
         await eventually(lambda: nothing_runs(card, namespace), within=LONG)
     assert {each.reason for each in await students.pool.history()} == {"released"}
-    (check,) = checks_of_suspension({NODE: (tmp_path / "agent.log").read_text()})
+    (check,) = checks_of_suspension({WHOLE_NODE: (tmp_path / "agent.log").read_text()})
     assert "can be moved off 1 of 1 GPUs" in check.text
 
 

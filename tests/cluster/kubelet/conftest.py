@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from support.images import build_notebook, name_of
 from support.installation import PASSWORD, Installation
 from support.kubelet import RealCluster, missing, real_cluster
 from support.student import Student, Visit
+
+if TYPE_CHECKING:
+    from support.dra_driver import DraDriver
 
 _HERE = Path(__file__).parent
 
@@ -59,6 +63,22 @@ def own_cluster(cluster: Cluster) -> RealCluster:
     if not isinstance(cluster, RealCluster):
         pytest.skip("this cluster is not the test's own (KUBECONFIG)")
     return cluster
+
+
+@pytest.fixture
+def driver(own_cluster: RealCluster) -> Iterator[DraDriver]:
+    """Run a driver on the node, which lists one GPU as NVIDIA's DRA driver does, and prepares it."""
+    pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
+    from support.dra_driver import one_gpu
+
+    with one_gpu(own_cluster, "gpu-0") as driver:
+        yield driver
+
+
+@pytest.fixture
+def card(own_cluster: RealCluster, driver: DraDriver) -> RealCluster:
+    """The cluster with that GPU on its node."""
+    return own_cluster
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.control_plane import Cluster
 from support.fixtures import jupyter_env, manager
 from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
-from support.kernel_pods import notebook, volume
+from support.kernel_pods import server_with_home
 from support.kubelet import RealCluster, make_home
 from support.node_agent import NodeAgent
 from support.service import ForkServer, Service, serving
@@ -46,11 +46,7 @@ def home(cluster: Cluster, namespace: str, tmp_path: Path) -> Path:
     """Start the pod of a notebook server, and return its home."""
     folder = tmp_path / "home"
     make_home(folder, tmp_path)
-    disk, claim = volume(f"claim-{USER}", namespace, "ReadWriteMany")
-    disk["spec"] |= {"hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
-    # Here there is a controller that binds them.
-    del claim["metadata"]["annotations"]
-    cluster.apply(disk, claim, notebook(USER, namespace, image=cluster.image), namespace=namespace)
+    cluster.apply(*server_with_home(USER, namespace, folder, cluster.image), namespace=namespace)
     # From now on: kernels keep the strictest rules.
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     return folder
@@ -258,11 +254,8 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
 ) -> None:
     # Neither the home nor the image is there.
     folder = tmp_path / "later"
-    disk, claim = volume(f"claim-{USER}", namespace, "ReadWriteMany")
-    disk["spec"]["hostPath"] = {"path": str(folder), "type": "Directory"}
-    disk["spec"]["persistentVolumeReclaimPolicy"] = "Retain"
-    del claim["metadata"]["annotations"]
-    own_cluster.apply(disk, claim, notebook(USER, namespace, image=own_cluster.image), namespace=namespace)
+    made = server_with_home(USER, namespace, folder, own_cluster.image, type="Directory")
+    own_cluster.apply(*made, namespace=namespace)
     settings = of_cluster(own_cluster, namespace, 'c.KubernetesSettings.image = "localhost/later:1"\n')
     async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)

@@ -14,9 +14,9 @@ from support.kubelet import RealCluster
 from support.parked_pods import GPU, LONG, Students
 from support.pod_pages import kernels, nothing_runs
 
-from .test_parked_pods import card, students
+from .test_parked_pods import students
 
-__all__ = ["card", "jupyter_env", "students"]
+__all__ = ["jupyter_env", "students"]
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from gpu_pool_client import EndReason, LeaseState
 from support.agent_reports import add_agent
 from support.fixtures import jupyter_env
 from support.jupyter_env import JupyterEnv, eventually
-from support.kernel_pods import notebook, volume
+from support.kernel_pods import server_with_home
 from support.kubelet import NODE, PAUSE, RealCluster, make_home
 from support.parked_pods import GPU, KEPT, LONG, Students, students_of
 from support.pod_pages import kernels, nothing_runs
@@ -20,16 +20,6 @@ from support.service import ForkServer
 __all__ = ["jupyter_env"]
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture
-def card(own_cluster: RealCluster) -> Iterator[RealCluster]:
-    """A node with one GPU, listed as NVIDIA's DRA driver does, and a driver that prepares it."""
-    pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
-    from support.dra_driver import one_gpu
-
-    with one_gpu(own_cluster, "gpu-0"):
-        yield own_cluster
 
 
 @pytest.fixture
@@ -44,11 +34,7 @@ async def students(
     for user in ("ada", "bob"):
         home = tmp_path / f"home-{user}"
         make_home(home, tmp_path)
-        disk, claim = volume(f"claim-{user}", namespace, "ReadWriteMany")
-        disk["spec"] |= {"hostPath": {"path": str(home)}, "persistentVolumeReclaimPolicy": "Retain"}
-        # Here there is a controller that binds them.
-        del claim["metadata"]["annotations"]
-        card.apply(disk, claim, notebook(user, namespace, image=card.image), namespace=namespace)
+        card.apply(*server_with_home(user, namespace, home, card.image), namespace=namespace)
     token = add_agent(card, namespace, NODE)
     image = f"c.KubernetesSettings.placeholder_image = {PAUSE!r}"
     async with students_of(

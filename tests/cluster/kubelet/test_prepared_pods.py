@@ -15,7 +15,7 @@ import pytest
 from gpu_pool_client import Holder, connect, parse_request
 from support.fixtures import jupyter_env, manager
 from support.jupyter_env import JupyterEnv, Managers
-from support.kernel_pods import notebook, volume
+from support.kernel_pods import server_with_home
 from support.kubelet import PAUSE, RealCluster
 from support.prepared_pods import COURSE, LONG, compared, told
 from support.service import ForkServer, serving
@@ -25,19 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["jupyter_env", "manager"]
 
-DEVICE = "gpu-0"
 #: As whom the service knows those who ask over its socket.
 USER = psutil.Process().username()
-
-
-@pytest.fixture
-def driver(own_cluster: RealCluster) -> Iterator[DraDriver]:
-    """Run a driver on the node, which lists one GPU."""
-    pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
-    from support.dra_driver import one_gpu
-
-    with one_gpu(own_cluster, DEVICE) as driver:
-        yield driver
 
 
 @pytest.fixture
@@ -45,12 +34,9 @@ def home(own_cluster: RealCluster, namespace: str) -> Iterator[None]:
     """Start the pod of a notebook server of the course, whose home everybody may write."""
     folder = Path(tempfile.mkdtemp(prefix="gpu-pool-test-"))
     folder.chmod(0o777)
-    disk, claim = volume(f"claim-{USER}", namespace, "ReadWriteMany")
-    disk["spec"] |= {"hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
-    del claim["metadata"]["annotations"]
-    server = notebook(USER, namespace, image=own_cluster.image)
+    *its_home, server = server_with_home(USER, namespace, folder, own_cluster.image)
     server["metadata"]["labels"] = {"jupyter-gpu-pool/course": "ml"}
-    own_cluster.apply(disk, claim, server, namespace=namespace)
+    own_cluster.apply(*its_home, server, namespace=namespace)
     yield
     shutil.rmtree(folder)
 

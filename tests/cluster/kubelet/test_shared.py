@@ -17,7 +17,7 @@ from gpu_pool.cluster.dialects.shared import claim_name
 from support.fixtures import jupyter_env, manager
 from support.frontend import Frontend, frontend
 from support.jupyter_env import JupyterEnv, Managers, eventually
-from support.kernel_pods import notebook, volume
+from support.kernel_pods import server_with_home
 from support.kubelet import PAUSE, RealCluster
 from support.service import ForkServer, serving
 
@@ -36,25 +36,11 @@ LONG = 120
 
 
 @pytest.fixture
-def driver(own_cluster: RealCluster) -> Iterator[DraDriver]:
-    """Run a driver on the node, which lists one GPU."""
-    pytest.importorskip("grpc", reason="no grpcio, by which a kubelet asks drivers")
-    from support.dra_driver import one_gpu
-
-    with one_gpu(own_cluster, DEVICE) as driver:
-        yield driver
-
-
-@pytest.fixture
 def home(own_cluster: RealCluster, namespace: str) -> Iterator[None]:
     """Start the pod of a notebook server, whose home everybody may write."""
     folder = Path(tempfile.mkdtemp(prefix="gpu-pool-test-"))
     folder.chmod(0o777)
-    disk, claim = volume(f"claim-{USER}", namespace, "ReadWriteMany")
-    disk["spec"] |= {"hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
-    del claim["metadata"]["annotations"]
-    image = own_cluster.image
-    own_cluster.apply(disk, claim, notebook(USER, namespace, image=image), namespace=namespace)
+    own_cluster.apply(*server_with_home(USER, namespace, folder, own_cluster.image), namespace=namespace)
     yield
     shutil.rmtree(folder)
 
