@@ -195,19 +195,19 @@ def check_hibernation(criu: str) -> Iterator[Check]:
         yield from _other_kernels(said)
     wanted = [(criu, "", each) for each in _called(said)] if criu else _settings(said)
     for program, parent, called in dict.fromkeys(wanted):
-        from gpu_pool_provisioner.hibernation.calling import INSTALLED, version_of_criu, why_not
+        from gpu_pool_provisioner.hibernation.calling import INSTALLED, check
 
         installed = called or INSTALLED
-        if why := why_not(program, installed, parent):
-            text = f"kernels do not sleep on disk (hibernate_after): {safe(why, 600)}"
+        found = check(program, installed, parent)
+        if found.why_not:
+            text = f"kernels do not sleep on disk (hibernate_after): {safe(found.why_not, 600)}"
             yield Check("hibernation", "broken" if criu else "note", text, _HOW)
             continue
         where = parent or folder()
         is_root = os.geteuid() == 0
         by = shutil.which(program) if is_root else installed
-        version = version_of_criu(program, installed, parent)
-        yield Check("hibernation", "ok", f"kernels can sleep on disk, by {by} (CRIU {version})")
-        yield from _disk(where, _programs(where)) if is_root else _disk_of_users(installed)
+        yield Check("hibernation", "ok", f"kernels can sleep on disk, by {by} (CRIU {found.criu})")
+        yield from _disk_of_root(where) if is_root else _disk_of_users(installed)
 
 
 def _settings(said: _SleepSettings) -> list[tuple[str, str, str]]:
@@ -272,14 +272,19 @@ def _sleep(count: int) -> str:
 
 def _disk_of_users(installed: str) -> Iterator[Check]:
     """Say how much of this user's sleeps in the folder of an installed program."""
-    from gpu_pool_provisioner.hibernation.calling import Program, ProgramRefused
+    from gpu_pool_provisioner.hibernation.calling import Program
 
-    program = Program(installed=installed)
-    with suppress(ProgramRefused, OSError):
-        yield from _disk(str(program.call("list")["folder"]), [program])
+    with suppress(NotAllowed, OSError):
+        folders, found = images([Program(installed=installed)])
+        yield _disk(folders[0], found)
 
 
-def _disk(parent: str, programs: list[Program]) -> Iterator[Check]:
+def _disk_of_root(parent: str) -> Iterator[Check]:
+    """Say the same of a folder of root's."""
+    yield _disk(parent, images(_programs(parent))[1] if Path(parent).exists() else [])
+
+
+def _disk(parent: str, found: Sequence[Image]) -> Check:
     """Say how much sleeps in a folder, and note where its disk is smaller than this machine's memory."""
     import psutil
 
@@ -289,14 +294,13 @@ def _disk(parent: str, programs: list[Program]) -> Iterator[Check]:
     while not there.exists():
         there = there.parent
     free, memory = shutil.disk_usage(there).free // _MIB, psutil.virtual_memory().total // _MIB
-    found = images(programs)[1] if Path(parent).exists() else []
     taken = format_memory(-(-sum(each.size for each in found) // _MIB))
     text = (
         f"{safe(parent, 300)}: {_sleep(len(found))} there ({taken}), {format_memory(free)} are free; "
         f"this machine has {format_memory(memory)} of memory"
     )
     remedy = "Set folder (hibernation_folder) to a larger disk: a kernel takes there what it has of memory."
-    yield Check("hibernation", *(("ok", text) if free >= memory else ("note", text, remedy)))
+    return Check("hibernation", *(("ok", text) if free >= memory else ("note", text, remedy)))
 
 
 @verb(

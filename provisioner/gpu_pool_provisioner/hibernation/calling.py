@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpu_pool_client._forks import close_in_children
 from gpu_pool_provisioner.hibernation import program
@@ -261,34 +261,36 @@ def why_not(criu: str = "criu", installed: str = INSTALLED, folder: str = "") ->
     asks = os.geteuid(), criu, installed, folder
     if _can_until.get(asks, 0.0) > time.monotonic():
         return ""
-    why = _why_not(criu, installed, folder)
+    why = check(criu, installed, folder).why_not
     if not why:
         _can_until[asks] = time.monotonic() + _CAN_FOR
     return why
 
 
-def version_of_criu(criu: str, installed: str, folder: str) -> str:
-    """Return which CRIU it is by which kernels can sleep; empty for one that does not say it. Blocks."""
-    try:
-        return str(Program(criu, folder, installed=installed).call("check").get("criu", ""))
-    except ProgramRefused:
-        return ""
+class CheckedProgram(NamedTuple):
+    """What the program answers when it is asked whether kernels can sleep."""
+
+    #: As :func:`why_not` says it.
+    why_not: str
+    #: Which CRIU it is by which they can; empty for one that does not say it.
+    criu: str = ""
 
 
-def _why_not(criu: str, installed: str, folder: str) -> str:
+def check(criu: str, installed: str, folder: str) -> CheckedProgram:
+    """Ask the program once whether kernels of this process can sleep on disk; as :func:`why_not`. Blocks."""
     if not sys.platform.startswith("linux"):
-        return "only Linux can."
+        return CheckedProgram("only Linux can.")
     if os.geteuid() != 0 and (why := _why_not_called(installed)):
-        return why
+        return CheckedProgram(why)
     try:
         answer = Program(criu, folder, installed=installed).call("check")
     except ProgramEnded as error:
-        return f"{error} {_how_to_allow(str(error), installed)}"
+        return CheckedProgram(f"{error} {_how_to_allow(str(error), installed)}")
     except ProgramRefused as error:
-        return f"{error}"
+        return CheckedProgram(f"{error}")
     if answer.get("version") != VERSION:
-        return f"{installed} is another version's: install that of this version."
-    return str(answer["why"])
+        return CheckedProgram(f"{installed} is another version's: install that of this version.")
+    return CheckedProgram(str(answer["why"]), str(answer.get("criu", "")))
 
 
 def _how_to_allow(said: str, installed: str) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from gpu_pool_client import Hibernation, Pool
 from gpu_pool_provisioner.hibernation.calling import why_not
+from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.values import VERSION
 from support.terminal import Terminal
 
 MIB = 1 << 20
@@ -166,6 +167,25 @@ def test_the_doctor_asks_the_program_that_the_servers_settings_name(
     file.write_text(json.dumps({"GPUPoolProvisioner": config}))
     (tmp_path / "sudo").touch(0o755)
     assert "there is no /no/such/program, which" in by_a_user(terminal, tmp_path, "doctor", *words, "--json")
+
+
+def test_the_doctor_asks_a_users_program_each_thing_once(terminal: Terminal, tmp_path: Path) -> None:
+    """Each question is a line in the system's log."""
+    program, sudo, asked = tmp_path / "program", tmp_path / "sudo", tmp_path / "asked"
+    program.touch()
+    can = json.dumps({"ok": True, "version": VERSION, "why": "", "criu": "4.2"})
+    sudo.write_text(f"""#!/bin/sh
+echo "$3" >> {asked}
+[ "$3" = check ] && echo '{can}' || echo '{{"ok": true, "folder": "{tmp_path}", "kernels": []}}'
+""")
+    sudo.chmod(0o755)
+    config = {"hibernate_after": 60, "hibernation_program": str(program)}
+    file = Path(terminal.environment["JUPYTER_CONFIG_DIR"], "jupyter_server_config.json")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"GPUPoolProvisioner": config}))
+    said = by_a_user(terminal, tmp_path, "doctor", "--hibernation", "--json")
+    assert f"kernels can sleep on disk, by {program} (CRIU 4.2)" in said
+    assert asked.read_text().split() == ["check", "list"]
 
 
 def by_a_user(terminal: Terminal, path: Path, *words: str) -> str:
