@@ -140,7 +140,7 @@ def check_cluster(namespace: str = "") -> Iterator[Check]:
         yield Check("cluster", "broken", error.message, error.remedy)
         return
     yield from checks_of(snapshot)
-    from gpu_pool.cli.node_agents import check_agents
+    from gpu_pool.cli.cluster_checks import check_agents
 
     dialect = choose(snapshot.cluster).dialect
     nodes = {gpu.node for gpu in dialect.gpus()} if dialect is not None else set[str]()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import click
 
 from gpu_pool.cli import screen
-from gpu_pool.cli.checkpoint_checks import check_checkpoint
 from gpu_pool.cli.checks import Check, check_jupyter, check_machine, check_pool, check_store
 from gpu_pool.cli.course_checks import check_courses, check_preloads
 from gpu_pool.cli.hibernation import check_hibernation
 from gpu_pool.cli.session import CommandSession, json_option, verb
+from gpu_pool.embedded.pool import store_path
 from gpu_pool_client import BadRequest, Device, GpuPoolError
 from gpu_pool_client._log import escaped
+
+if TYPE_CHECKING:
+    from gpu_pool.enforcement.checkpoint import Hindrance
 
 _STYLES = {"ok": "green", "note": "yellow", "broken": "bold red"}
 
@@ -75,8 +80,7 @@ def doctor(session: CommandSession, cluster: bool, namespace: str, criu: str) ->
         return _report(session, check_hibernation(criu))
     pool = [*check_pool(session)]
     if urlsplit(session.address).scheme == "slurm":
-        from gpu_pool.cli.slurm_checks import check_slurm
-        from gpu_pool.cli.slurm_limits import check_course_limits
+        from gpu_pool.cli.slurm_checks import check_course_limits, check_slurm
 
         # The GPUs, and what is enforced, are those of nodes: this machine's say nothing of them.
         found = chain(
@@ -214,3 +218,71 @@ def _modes(tier: str, devices: Sequence[Device]) -> Iterator[Check]:
             f"GPU {device.index} is {mode}: {admits}kernels cannot share it",
             f"sudo nvidia-smi -i {device.uuid} -c DEFAULT",
         )
+
+
+#: The part of the host memory for parked kernels above which a note is made.
+_MUCH: Final = 0.9
+
+
+def check_checkpoint(session: CommandSession) -> Iterator[Check]:
+    """Say whether what idle kernels keep on each GPU can be moved; where not, name every reason.
+
+    The driver is asked where nothing else stands in the way, which takes a second.
+    """
+    # Imported here because health, which is asked often, does not need it.
+    from gpu_pool.devices import discover
+    from gpu_pool.enforcement.checkpoint import Checkpoint, CheckpointProbe, DriverWorkers, folder_beside
+    from gpu_pool.settings import load_settings
+
+    try:
+        settings = load_settings()
+        devices = [each for each in discover().devices if not each.simulated]
+        store = None if session.is_served else store_path(session.address)
+    except GpuPoolError:  # told by other checks
+        return
+    if not devices:
+        return
+    if settings.checkpoint == "off":
+        text = (
+            "off (c.PoolSettings.checkpoint): an idle kernel that keeps anything on its GPU keeps its slice"
+        )
+        yield Check("checkpoint", "ok", text)
+        return
+    workers = DriverWorkers(settings.tuning.driver_idle)
+    probe = CheckpointProbe(settings, workers)
+    alike: defaultdict[tuple[Hindrance, ...], list[Device]] = defaultdict(list)
+    for device in devices:
+        tier = "mig" if device.mig_profile else settings.tier
+        alike[tuple(probe.hindrances(device, tier))].append(device)
+    workers.stop()
+    for found, its_devices in alike.items():
+        yield from _told(found, its_devices)
+    if store is not None and any(_is_done(found) for found in alike):
+        memory = Checkpoint(folder_beside(store), settings).host_memory()
+        yield _check_budget(memory.leases, memory.taken_mib, memory.budget_mib)
+
+
+def _told(found: Sequence[Hindrance], devices: Sequence[Device]) -> Iterator[Check]:
+    which = "GPU " + ", ".join(dict.fromkeys(str(each.index) for each in devices))
+    if _is_done(found):
+        yield Check("checkpoint", "ok", f"{which}: what idle kernels keep there can be moved to host memory")
+    for each in found:
+        begins = "an idle kernel keeps its slice, since" if each.decisive else "it is tried as is set, though"
+        yield Check("checkpoint", "note", f"{which}: {begins} {each.why}", each.remedy)
+
+
+def _is_done(found: Sequence[Hindrance]) -> bool:
+    return not any(each.decisive for each in found)
+
+
+def _check_budget(kernels: int, taken_mib: int, budget_mib: int) -> Check:
+    """Say how much of the host memory for parked kernels is taken, and note where little is left."""
+    text = f"{taken_mib} of {budget_mib} MiB of host memory for parked kernels are taken (parked: {kernels})"
+    if taken_mib < _MUCH * budget_mib:
+        return Check("checkpoint", "ok", text)
+    return Check(
+        "checkpoint",
+        "note",
+        f"{text}: idle kernels that hold more than is left keep their slice",
+        "Raise c.PoolSettings.checkpoint_host_mib, if the machine has the memory.",
+    )

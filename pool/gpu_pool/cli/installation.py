@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from gpu_pool.cli.checks import Check, check_prepared
-from gpu_pool.cli.cluster_images import FETCHED, check_images, longest_fetches
+from gpu_pool.cli.cluster_checks import FETCHED, check_images, longest_fetches, prepared_of
 from gpu_pool.cli.formatting import safe
-from gpu_pool.cli.prepared_pods import prepared_of
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, connect
 from gpu_pool.cluster.dialects.objects import mapping
 from gpu_pool.cluster.export import images_of

@@ -1,4 +1,4 @@
-"""What ``doctor`` says of a pool ``slurm:``: whether kernels can be jobs, and what is lacking."""
+"""What ``doctor`` says of a pool ``slurm:``: whether kernels can be jobs, and what of courses cannot."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 from jupyter_core.paths import jupyter_data_dir
 from traitlets import TraitError
 
 from gpu_pool.cli.checks import Check
+from gpu_pool.cli.courses import read_files
 from gpu_pool.cli.formatting import safe
-from gpu_pool.settings import load_config
+from gpu_pool.settings import load_config, load_settings
 from gpu_pool.slurm import jobs
 from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.settings import SlurmSettings
 from gpu_pool.store import files
-from gpu_pool_client import GpuPoolError
+from gpu_pool_client import GpuPoolError, format_duration
 from gpu_pool_client._processes import account_of
+
+if TYPE_CHECKING:
+    from gpu_pool.courses import CourseFile
 
 _COMMANDS: Final = ("sbatch", "scancel", "scontrol", "sinfo", "squeue")
 #: The first version with gres/shard.
@@ -146,3 +151,151 @@ def _folder() -> Check:
     return Check(
         "slurm folder", "ok", text, f"To see it: srun --gres=gpu:1 ls -d {safe(str(there), _LONGEST)}"
     )
+
+
+_LONGEST_LIMIT: Final = 400
+_LIMIT_REMEDY: Final = "Change the course's file, or let the administrator raise the limit: sacctmgr modify."
+
+
+def check_course_limits() -> Iterator[Check]:
+    """Compare the courses with this user's accounts and QOS. What else is wrong, other checks say."""
+    try:
+        config = jobs.read_config(ask("scontrol", "show", "config"))
+        pool = load_settings()
+        if not pool.courses_dir or not config.get("AccountingStorageType", "").endswith("slurmdbd"):
+            return
+        settings, show = (
+            SlurmSettings(config=load_config()),
+            ("sacctmgr", "--noheader", "--parsable2", "show"),
+        )
+        nodes = ask("sinfo", "--noheader", "--all", "--Node", f"--format={jobs.SINFO_FORMAT}")
+        user = account_of(os.geteuid())
+        qos = read_qos(ask(*show, "qos", QOS_FIELDS))
+        accounts = read_associations(ask(*show, "assoc", f"user={user}", ASSOCIATION_FIELDS))
+        default = ask(*show, "user", user, "format=defaultaccount").strip()
+        found = read_files((), pool)
+    except (GpuPoolError, TraitError):
+        return
+    for each in found:
+        if each.course is not None and accounts:
+            for told in _beyond(each.course, settings, nodes, qos, accounts, default):
+                yield Check(
+                    "slurm limits", "note", safe(f"course {each.name} {told}", _LONGEST_LIMIT), _LIMIT_REMEDY
+                )
+
+
+def _beyond(
+    course: CourseFile,
+    settings: SlurmSettings,
+    nodes: str,
+    qos: dict[str, JobLimits],
+    accounts: dict[str, Association],
+    default: str,
+) -> Iterator[str]:
+    """Yield what of a course Slurm would not start for this user."""
+    options = dict(each.removeprefix("--").split("=", 1) for each in settings.options(course.slurm))
+    account = options.get("account", default)
+    association = accounts.get(account)
+    if association is None:
+        yield f"uses the account {account}, in which you are not: its jobs are refused"
+        return
+    name = options.get("qos", association.default_qos)
+    if name and association.qos and name not in association.qos:
+        yield f"uses the QOS {name}, which the account {account} does not give you: its jobs are refused"
+        return
+    seconds = None if course.slurm is None else course.slurm.time
+    kinds = jobs.read_kinds(nodes, options.get("partition", ""))
+    for offer in course.slices:
+        try:
+            request, chosen = jobs.counted(offer.request, kinds, settings.gpu_memory)
+        except GpuPoolError:
+            continue
+        gres = next(kind for kind in kinds if kind.type == chosen).gres(request)
+        for limit in filter(None, (qos.get(name), association.limits)):
+            for told in limit.excesses(gres, seconds):
+                yield f"offers {offer.name}, which {told}: its jobs are refused, or wait for ever"
+
+
+#: What sacctmgr is asked for of a QOS, and of the association of a user with an account.
+QOS_FIELDS: Final = "format=name,maxtresperuser,maxtresperjob,maxwall"
+ASSOCIATION_FIELDS: Final = "format=account,maxtresperjob,maxwall,qos,defaultqos"
+_TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """The limits of a QOS, or of an association, that a single job can be beyond."""
+
+    #: Whose they are: ``the QOS teaching``.
+    whose: str
+    #: How many of each resource, such as ``gres/gpu``, and how sacctmgr calls that limit.
+    resources: Mapping[str, tuple[int, str]]
+    #: Seconds; None for no limit.
+    longest: float | None
+
+    def excesses(self, gres: str, seconds: float | None) -> Iterator[str]:
+        """Yield in which ways a job is beyond them that asks for this ``--gres``, and runs for so long."""
+        name, _, rest = gres.partition(":")
+        kind, _, number = rest.rpartition(":")
+        for resource in filter(None, (f"gres/{name}", kind and f"gres/{name}:{kind}")):
+            most, limit = self.resources.get(resource, (None, ""))
+            if most is not None and int(number) > most:
+                yield f"needs {resource}={number}, and {self.whose} allows {most} ({limit})"
+        if seconds is not None and self.longest is not None and seconds > self.longest:
+            yield (
+                f"has a time limit of {format_duration(seconds)}, "
+                f"and {self.whose} allows {format_duration(self.longest)} (MaxWall)"
+            )
+
+
+def read_qos(printed: str) -> dict[str, JobLimits]:
+    """Read what sacctmgr printed in :data:`QOS_FIELDS`, by the names of QOS."""
+    found = {}
+    for line in printed.splitlines():
+        parts = line.split("|")
+        if len(parts) == 4:
+            name, per_user, per_job, wall = parts
+            resources = {**_resources(per_user, "MaxTRESPerUser"), **_resources(per_job, "MaxTRESPerJob")}
+            for resource, (most, limit) in _resources(per_user, "MaxTRESPerUser").items():
+                if most < resources[resource][0]:
+                    resources[resource] = most, limit
+            found[name] = JobLimits(f"the QOS {name}", resources, read_duration(wall))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Association:
+    """What one user may have by one account."""
+
+    limits: JobLimits
+    #: The QOS that jobs may name, and the one that they have without naming any; empty for the cluster's.
+    qos: tuple[str, ...]
+    default_qos: str
+
+
+def read_associations(printed: str) -> dict[str, Association]:
+    """Read what sacctmgr printed in :data:`ASSOCIATION_FIELDS`, by the names of accounts."""
+    found = {}
+    for line in printed.splitlines():
+        parts = line.split("|")
+        if len(parts) == 5:
+            account, per_job, wall, qos, default = parts
+            limits = JobLimits(
+                f"the account {account}", _resources(per_job, "MaxTRESPerJob"), read_duration(wall)
+            )
+            found[account] = Association(limits, tuple(filter(None, qos.split(","))), default)
+    return found
+
+
+def _resources(text: str, limit: str) -> dict[str, tuple[int, str]]:
+    pairs = (each.rpartition("=") for each in text.split(",") if each)
+    return {name: (int(number), limit) for name, _, number in pairs if number.isdecimal()}
+
+
+def read_duration(text: str) -> float | None:
+    """Return how long that is in seconds, as sacctmgr writes it: ``1-12:00:00``. None for no limit."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

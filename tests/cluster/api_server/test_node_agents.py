@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cli.node_agents import check_agents
+from gpu_pool.cli.cluster_checks import check_agents
 from gpu_pool.devices.sampling import FIRST_NAMESPACE
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import NotAllowed, Pool, connect

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.cli.node_agents import checks_of_suspension
+from gpu_pool.cli.cluster_checks import checks_of_suspension
 from gpu_pool_client import LeaseState
 from support import cuda_stub
 from support.control_plane import Cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_pool.slurm.limits import read_associations, read_duration, read_qos
+from gpu_pool.cli.slurm_checks import read_associations, read_duration, read_qos
 
 
 @pytest.mark.parametrize(
