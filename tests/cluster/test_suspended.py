@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.audit.callers import Caller
-from gpu_pool.cluster.node_agent.cgroups import Container
+from gpu_pool.cluster.node_agent.sampling import Container
 from gpu_pool.cluster.node_agent.suspending import MoveLoop, PodSuspender
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.cluster.suspension import SUSPENDED

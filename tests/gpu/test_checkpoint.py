@@ -19,7 +19,7 @@ from benchmarks.checkpoint import FRAMEWORKS, HOLD
 from benchmarks.checkpoint import holding as holding_floats
 
 from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotSuspended, program
-from gpu_pool.nvml.process_memory import computing
+from gpu_pool.nvml import computing
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import Device, LeaseState
 from gpu_pool_client._processes import family
@@ -59,7 +59,7 @@ for line in sys.stdin:
 MOVE = """
 import sys
 from pathlib import Path
-from gpu_pool.cluster.node_agent.cgroups import Container
+from gpu_pool.cluster.node_agent.sampling import Container
 from gpu_pool.cluster.node_agent.suspending import PodSuspender
 from gpu_pool.settings import PoolSettings
 from gpu_pool_client import MemoryMove, MoveVerb

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from gpu_pool.cli import main
 from gpu_pool.cluster.node_agent import program, suspending
-from gpu_pool.cluster.node_agent.cgroups import Container
+from gpu_pool.cluster.node_agent.sampling import Container
 from gpu_pool.cluster.node_agent.sampling import NodeSample, container_on_this_node
 from gpu_pool_client import Device, PodDeviceUse
 

@@ -223,8 +223,7 @@ def _is_working(pids: set[int], uuids: Iterable[str]) -> tuple[bool | None, bool
 
 
 def _works_for(pids: set[int], uuid: str) -> bool | None:
-    from gpu_pool.nvml import pynvml
-    from gpu_pool.nvml.process_memory import computing
+    from gpu_pool.nvml import computing, pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     if not computing(handle).keys() & pids:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from gpu_pool.devices.inventory import Reading
 from gpu_pool.devices.problems import FAILURES, NvmlSession, card_problem
-from gpu_pool.nvml import process_memory, pynvml
+from gpu_pool.nvml import computing, larger, optional, pynvml
 from gpu_pool_client import Device
 from gpu_pool_client import _procfs as procfs
 from gpu_pool_client._processes import pid_namespace
@@ -138,13 +138,13 @@ def _uses(handle: Any, *, unified: bool) -> tuple[ProcessUse, ...]:
     Of a device whose memory is the machine's (``unified``) the driver does not tell who uses it: there
     it is the resident memory of the process.
     """
-    found = process_memory.computing(handle)
-    computing = set(found)
-    for each in process_memory.optional(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle):
-        found[each.pid] = process_memory.larger(found.get(each.pid), each.usedGpuMemory)
+    found = computing(handle)
+    compute = set(found)
+    for each in optional(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle):
+        found[each.pid] = larger(found.get(each.pid), each.usedGpuMemory)
     known = {pid: None if used is None else used // _BYTES_PER_MIB for pid, used in found.items()}
     return tuple(
-        ProcessUse(pid, _resident_mib(pid) if unified and used is None else used, pid in computing)
+        ProcessUse(pid, _resident_mib(pid) if unified and used is None else used, pid in compute)
         for pid, used in known.items()
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.enforcement.checkpoint import Broken, NotRestored, NotSuspended, program
-from gpu_pool.enforcement.checkpoint.host_memory import available_mib, budget_mib
+from gpu_pool.enforcement.checkpoint.eligibility import available_mib, budget_mib
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import Device, LeaseState
 from support.checkpoints import MakeCheckpoint, records, states

@@ -4,12 +4,11 @@ Where it is told to, it also moves what they keep there to the node's memory, an
 
 ::
 
-    cgroups         whose container a process is in, by the names of its cgroups
-    looking         one look at the devices: what each pod uses of each of them
+    sampling        one look at the devices: what each pod uses of each of them
     suspending      moves what the service asks to be moved
     program         looks and reports, again and again
 
 It asks the service, and nobody connects to it. Unless it suspends, it changes nothing on its node, and needs
 no right there but to see it: the host's pid namespace, whose ids the driver names, and the driver's library
-(NVML). ``cgroups`` is pure.
+(NVML).
 """

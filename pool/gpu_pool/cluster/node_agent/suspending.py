@@ -15,8 +15,7 @@ from typing import Final, NoReturn
 
 import psutil
 
-from gpu_pool.cluster.node_agent.cgroups import Container
-from gpu_pool.cluster.node_agent.sampling import container_on_this_node
+from gpu_pool.cluster.node_agent.sampling import Container, container_on_this_node
 from gpu_pool.devices.activity import has_open
 from gpu_pool.enforcement.checkpoint import Broken, Checkpoint, NotRestored, NotSuspended
 from gpu_pool.settings import PoolSettings

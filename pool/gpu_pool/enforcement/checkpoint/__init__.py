@@ -7,8 +7,7 @@ whose forked children it would break.
 """
 
 from gpu_pool.enforcement.checkpoint.driver_worker import DriverWorkers
-from gpu_pool.enforcement.checkpoint.eligibility import Hindrance
-from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
+from gpu_pool.enforcement.checkpoint.eligibility import CheckpointProbe, Hindrance
 from gpu_pool.enforcement.checkpoint.suspension import (
     Broken,
     Checkpoint,

@@ -334,7 +334,7 @@ def _held(pids: Collection[int]) -> dict[str, dict[int, int]]:
 
 
 def _held_on(handle: Any, pids: Collection[int]) -> dict[int, int]:
-    from gpu_pool.nvml.process_memory import computing
+    from gpu_pool.nvml import computing
 
     found = {pid: used for pid, used in computing(handle).items() if pid in pids}
     held = {pid: used for pid, used in found.items() if used is not None}

@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_pool.enforcement.checkpoint.driver_worker import DriverAnswer, DriverWorkers, in_words
-from gpu_pool.enforcement.checkpoint.host_memory import HostMemory, available_mib, budget_mib
-from gpu_pool.enforcement.checkpoint.probe import CheckpointProbe
-from gpu_pool.enforcement.checkpoint.processes import facts_of, why_kept
+from gpu_pool.enforcement.checkpoint.eligibility import (
+    CheckpointProbe,
+    HostMemory,
+    available_mib,
+    budget_mib,
+    facts_of,
+    why_kept,
+)
 from gpu_pool.enforcement.checkpoint.program import NO_FREE_MEMORY
 from gpu_pool.enforcement.checkpoint.records import Record, Records, SuspensionClaim
 from gpu_pool.settings import PoolSettings
