@@ -125,6 +125,10 @@ class Sharing:
             raise NotAllowed(f"This pool has no course {name[:64]!a}.", listed)
         return self.default
 
+    def course_or_default(self, name: str | None) -> Course:
+        """Return the course of that name; where there is none now, what holds for who names none."""
+        return self.courses.get(name or "", self.default)
+
     def where_kernels_run(self, terms: Terms, slices: Iterable[Slice] = ()) -> Terms:
         """Return the terms of a course with what follows from whether its kernels run in pods.
 
@@ -138,7 +142,7 @@ class Sharing:
 
     def priority(self, user: str, course: str | None) -> int:
         """Return the highest priority that the user has by course or group."""
-        highest = self.courses.get(course or "", self.default).priority
+        highest = self.course_or_default(course).priority
         for group in self.groups:
             if group.priority > highest and is_named(user, group.users):
                 highest = group.priority

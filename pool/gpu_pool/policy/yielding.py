@@ -1,4 +1,4 @@
-"""Which idle kernels give way to those who wait, and where they stand in the queue when they return. Pure.
+"""Which kernels give way to those who wait, what that does to them, and where they stand on return. Pure.
 
 An idle kernel costs others nothing while nobody waits, so its slice is asked back only for somebody
 who could then start, see :func:`ask_back`, and sooner for those who have waited for long, see
@@ -17,7 +17,7 @@ from typing import Final
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue import in_order_of_turn
 from gpu_pool.policy.queue_state import Rules, Situation, Waiter
-from gpu_pool_client import DeviceStatus, Slice, SliceRequest
+from gpu_pool_client import Activity, DeviceStatus, Lease, LeaseState, Slice, SliceRequest, TakingEffect
 from gpu_pool_client._free import fits
 from gpu_pool_client._leases import gives_way_after
 
@@ -361,3 +361,18 @@ def place_of_return(
     free = [since for _, since in waiting if math.nextafter(since, -math.inf) > behind]
     place = math.nextafter(min(free), -math.inf) if free else now
     return place, frozenset(number for number, since in waiting if since > place or number in overtaken)
+
+
+def effect_of(lease: Lease, activity: Activity, *, is_kernel: bool) -> TakingEffect:
+    """Say what taking a living lease's slices back would do now.
+
+    ``is_kernel`` is whether a kernel manager looks after its process, which can hold back cells.
+    """
+    if not (is_kernel or lease.terms.in_pod):
+        return TakingEffect.LEAVES_QUEUE if lease.state is LeaseState.WAITING else TakingEffect.FREES_SLICE
+    if lease.state is LeaseState.WAITING and lease.process is None:
+        return TakingEffect.LEAVES_QUEUE
+    # What is parked, or waits to come back, has no slice that could go without its kernel.
+    is_free_to_go = lease.state is LeaseState.HELD and activity.initialised is False
+    is_kept = is_free_to_go and lease.terms.can_be_parked
+    return TakingEffect.KEEPS_KERNEL if is_kept else TakingEffect.ENDS_KERNEL

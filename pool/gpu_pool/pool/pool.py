@@ -15,7 +15,7 @@ from gpu_pool.audit import AuditLog, acting, refusals, this_process
 from gpu_pool.audit.callers import Caller
 from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
 from gpu_pool.policy import placement
-from gpu_pool.policy.revocation import effect_of
+from gpu_pool.policy.yielding import effect_of
 from gpu_pool.pool.backend import Adapted, KernelHost
 from gpu_pool.pool.core import DRIVER_WITHIN, FRESH, SOON, PoolCore
 from gpu_pool.pool.for_caller import Guard, PoolForCaller

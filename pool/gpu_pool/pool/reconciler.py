@@ -345,7 +345,8 @@ class PoolSteps:
                 continue
             with suppress(PoolUnreachable, LeaseGone):  # it was ended
                 await self._backend.bind(lease)
-        self._bound, self.may_burst = held, burst.may_change(held)
+        self._bound = held
+        self.may_burst = any(part.limit_mib for lease in held for part in lease.slices)
         return False
 
     async def _set_bursts(self, facts: Facts) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpu_pool.policy import burst
 from gpu_pool.policy.burst import BurstSlice
 from gpu_pool.store.context import StoreContext
-from gpu_pool_client import Device, Lease, Slice
+from gpu_pool_client import Device, Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,6 @@ class _Held:
                 guarantee, limit = part.memory_mib, part.limit_mib
                 return BurstSlice(self.number, guarantee, limit, part.burst_mib, used, self.works)
         return None
-
-
-def may_change(held: Sequence[Lease]) -> bool:
-    """Whether :func:`update` has anything to do for these leases."""
-    return any(part.limit_mib for lease in held for part in lease.slices)
 
 
 def update(

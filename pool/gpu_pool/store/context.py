@@ -12,11 +12,10 @@ from gpu_pool.policy.sharing import Sharing
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store.database import Database
 from gpu_pool.store.device_table import DeviceTable
-from gpu_pool.store.history import HistoryTable
 from gpu_pool.store.lease_table import LeaseTable
 from gpu_pool.store.queue import StoredQueue
 from gpu_pool.store.resizing import Resizing
-from gpu_pool.store.usage import MeasuredUseTable, UsageTotals
+from gpu_pool.store.usage import HistoryTable, MeasuredUseTable, UsageTotals
 from gpu_pool_client import Holder, SliceRequest
 
 

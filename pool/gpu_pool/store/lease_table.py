@@ -139,7 +139,7 @@ class LeaseTable:
 
     def value(self, row: Row, parts: tuple[Slice, ...], position: int | None = None) -> Lease:
         """Return the lease of a row, as read or as about to be written."""
-        course = self._sharing.courses.get(row["course"], self._sharing.default)
+        course = self._sharing.course_or_default(row["course"])
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
         request = read_request(row["request"])
         # Those with which it was granted; where none are kept, those of its course as it is.
@@ -184,7 +184,7 @@ class LeaseTable:
     def granted(self, row: Row, parts: Sequence[Slice]) -> dict[str, Any]:
         """Return what changes in a lease's row when it is granted these slices."""
         uptime = self._clock.uptime()
-        course = self._sharing.courses.get(row["course"], self._sharing.default)
+        course = self._sharing.course_or_default(row["course"])
         longest = read_request(row["request"]).at_most(course.longest_lease)
         return {
             "slices": self._devices.write(parts),

@@ -194,13 +194,11 @@ class StoredQueue:
             waiter.number: now.now if row["queued_at"] is None else self._clock.wall_at(row["queued_at"])
             for waiter, row in zip(now.queue, rows, strict=True)
             if yielding.is_yielded_to(
-                self._yield_after(waiter.course) if row["yields"] else None, waiter.longest
+                self.sharing.course_or_default(waiter.course).yield_after if row["yields"] else None,
+                waiter.longest,
             )
         }
         return now, yielded_to
-
-    def _yield_after(self, course: str) -> float | None:
-        return self.sharing.courses.get(course, self.sharing.default).yield_after
 
     def foresee(self, row: Row) -> QueueForecast | None:
         """Say what a lease would meet in the queue that is not there; None if it would be granted at once."""
@@ -254,7 +252,7 @@ class StoredQueue:
         return [self._holding(row) for row in self._db.run("holdings").fetchall()]
 
     def _waiter(self, row: Row) -> Waiter:
-        course = self.sharing.courses.get(row["course"], self.sharing.default)
+        course = self.sharing.course_or_default(row["course"])
         request = read_request(row["request"])
         return Waiter(
             number=row["number"],
@@ -272,7 +270,7 @@ class StoredQueue:
         )
 
     def _is_batch(self, row: Row) -> bool:
-        return bool(row["batch"]) or self.sharing.courses.get(row["course"], self.sharing.default).batch
+        return bool(row["batch"]) or self.sharing.course_or_default(row["course"]).batch
 
     def _holding(self, row: sqlite3.Row) -> Holding:
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])

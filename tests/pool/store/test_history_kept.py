@@ -12,7 +12,7 @@ import pytest
 from gpu_pool.clock import Clock
 from gpu_pool.policy.usage_report import has_used, line, living
 from gpu_pool.settings import PoolSettings
-from gpu_pool.store import burst, device_table, history, leases, records, registration, requests
+from gpu_pool.store import burst, device_table, leases, records, registration, requests, usage
 from gpu_pool.store.context import StoreContext
 from gpu_pool.store.database import Database
 from gpu_pool.store.usage import Measured
@@ -79,7 +79,7 @@ def test_each_end_tidies_up_a_little_where_no_service_does(days: Days) -> None:
 
 
 def test_a_user_who_asks_without_end_fills_no_disk(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST_OF_USER", 50)
+    monkeypatch.setattr(usage, "MOST_OF_USER", 50)
     days.use("bobs", "bob")
     for number in range(300):
         days.use(f"key-{number}", seconds=1.0)
@@ -93,7 +93,7 @@ def test_a_user_who_asks_without_end_fills_no_disk(days: Days, monkeypatch: pyte
 def test_what_is_too_much_to_read_one_by_one_is_added_up(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         days.use(f"key-{number}")
-    monkeypatch.setattr(history, "MOST_ROWS", 5)
+    monkeypatch.setattr(usage, "MOST_ROWS", 5)
     rows = records.history(days.store, 0.0)
     assert [row.id == "" for row in rows] == [True, *[False] * 5]
     assert line("total", rows).leases == 30
@@ -112,7 +112,7 @@ def test_tidying_writes_little_at_a_time(days: Days, monkeypatch: pytest.MonkeyP
     for number in range(25):
         days.use(f"key-{number}")
     days.now += 11 * DAY
-    monkeypatch.setattr(history, "AT_A_TIME", 10)
+    monkeypatch.setattr(usage, "AT_A_TIME", 10)
     steps = 0
     while records.forget_old(days.store):
         steps += 1
