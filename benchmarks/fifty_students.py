@@ -15,9 +15,9 @@ from statistics import mean
 
 from benchmarks.report import percentile
 from gpu_pool.devices import discover
+from gpu_pool.simulation.formats import read_sensei
 from gpu_pool.simulation.recorded import RecordedCell, RecordedSession
 from gpu_pool.simulation.replay import PER_CELL, RESERVATION, Costs, Way, replay
-from gpu_pool.simulation.sensei import read_sensei
 from gpu_pool_client import WHOLE, parse_request
 
 STUDENTS, SLICES = 50, 10

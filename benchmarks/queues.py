@@ -18,7 +18,7 @@ from gpu_pool.devices import discover
 from gpu_pool.policy import placement
 from gpu_pool.policy.queue import Decision, Policy, Situation, Waiter, decide
 from gpu_pool.simulation import ORDERS, WORKLOADS, Arrival, RunFigures, Workload, arrivals, figures, simulate
-from gpu_pool.simulation.queue_orders import Order
+from gpu_pool.simulation.engine import Order
 from gpu_pool_client import WHOLE, DeviceStatus
 
 HOUR = 3600.0

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_pool.devices import discover
+from gpu_pool.simulation.formats import read_sensei
 from gpu_pool.simulation.recorded import RecordedSession
 from gpu_pool.simulation.replay import PER_CELL, RESERVATION, Costs, Way, replay
-from gpu_pool.simulation.replay_report import ReplayFigures, replay_figures
-from gpu_pool.simulation.sensei import read_sensei
+from gpu_pool.simulation.report import ReplayFigures, replay_figures
 from gpu_pool_client import Device
 
 HOUR = 3600.0

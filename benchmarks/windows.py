@@ -14,7 +14,7 @@ from pathlib import Path
 from gpu_pool.devices import discover
 from gpu_pool.simulation import ORDERS, Arrival, SimulatedRun, figures, simulate
 from gpu_pool.simulation.engine import Lengths
-from gpu_pool.simulation.openb import read_openb
+from gpu_pool.simulation.formats import read_openb
 from gpu_pool.simulation.report import waits
 
 HOUR = 3600.0

@@ -1,10 +1,12 @@
-"""``simulate`` on recorded days: what is read, which ways are compared, and how that is shown."""
+"""Recorded days: read from a pool, with users named by nothing known elsewhere; and ``simulate`` on them."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from gpu_pool.policy.queue import Policy
     from gpu_pool.simulation.recorded import RecordedDays, UnlimitedSums
     from gpu_pool.simulation.replay import Costs, ReplayResult, Way
-    from gpu_pool.simulation.replay_report import ReplayFigures
-    from gpu_pool_client import Device
+    from gpu_pool.simulation.report import ReplayFigures
+    from gpu_pool_client import Device, Pool
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -195,7 +197,7 @@ def replay_days(
 
     ``now`` is what the pool's courses say. Without devices only what would be held without a queue is shown.
     """
-    from gpu_pool.simulation.replay_plot import replay_plot
+    from gpu_pool.simulation.plot import replay_plot
 
     limits = options.idle_limit or (() if options.yield_after else _IDLE_LIMITS)
     sums = days.sums(sorted({*limits, *_IDLE_LIMITS}))
@@ -232,7 +234,7 @@ def _replay(
     from gpu_pool.policy import admission
     from gpu_pool.policy.queue_state import Rules
     from gpu_pool.simulation.replay import replay
-    from gpu_pool.simulation.replay_report import replay_figures
+    from gpu_pool.simulation.report import replay_figures
 
     for request in {session.request for session in days.sessions}:
         admission.check(request, devices, Rules())
@@ -347,3 +349,24 @@ def _waits(waits: Any) -> str:
     if waits is None:
         return "-"
     return " / ".join(format_duration(each) for each in (waits.mean, waits.p95, waits.worst))
+
+
+async def recorded_rows(pool: Pool, since: float) -> list[dict[str, Any]]:
+    """Return the leases that were held and have ended since then, with when they were busy."""
+    from gpu_pool.pool.own_days import recorded_leases
+
+    return recorded_leases(await pool.history(since), await pool.busy_times(since))
+
+
+def hashed(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Name users by what tells them apart in this export, and in no other."""
+    salt = secrets.token_bytes(16)
+    for row in rows:
+        digest = hashlib.blake2b(row["user"].encode(errors="replace"), key=salt, digest_size=6)
+        yield {**row, "user": f"user-{digest.hexdigest()}"}
+
+
+def nameless(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Leave users out."""
+    for row in rows:
+        yield {**row, "user": ""}

@@ -13,8 +13,7 @@ import click
 
 from gpu_pool.cli import completing, recorded, screen
 from gpu_pool.cli.formatting import safe
-from gpu_pool.cli.past import recorded_rows
-from gpu_pool.cli.recorded import RecordedOptions, recorded_options
+from gpu_pool.cli.recorded import RecordedOptions, recorded_options, recorded_rows
 from gpu_pool.cli.screen import Progress
 from gpu_pool.cli.session import CommandSession, Duration, complete, json_option, verb
 from gpu_pool_client import BadRequest, GpuPoolError, format_duration

@@ -13,7 +13,7 @@ from gpu_pool.policy.sharing import Course, Sharing
 from gpu_pool.simulation.history import read_recorded
 from gpu_pool.simulation.recorded import RecordedDays
 from gpu_pool.simulation.replay import PER_CELL, RESERVATION, Way, replay
-from gpu_pool.simulation.replay_report import replay_figures
+from gpu_pool.simulation.report import replay_figures
 from gpu_pool_client import Device, EndedLease
 
 #: What is told of a lease, beside when it was busy. Nothing that a person wrote.

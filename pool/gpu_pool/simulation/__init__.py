@@ -4,9 +4,8 @@ Here alone is randomness, always from a given seed: the same workload and seed
 give the same figures on every machine.
 """
 
-from gpu_pool.simulation.engine import Arrival, ArrivalOutcome, SimulatedRun, Simulation, simulate
+from gpu_pool.simulation.engine import ORDERS, Arrival, ArrivalOutcome, SimulatedRun, Simulation, simulate
 from gpu_pool.simulation.history import read_history
-from gpu_pool.simulation.queue_orders import ORDERS
 from gpu_pool.simulation.report import RunFigures, figures
 from gpu_pool.simulation.workloads import WORKLOADS, Workload, arrivals
 

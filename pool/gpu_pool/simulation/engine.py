@@ -1,4 +1,4 @@
-"""Arrivals in, waits out: a run of the queue in simulated time."""
+"""Arrivals in, waits out: a run of the queue in simulated time, in our order or in one to compare it with."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
+from gpu_pool.policy import placement
 from gpu_pool.policy.holding_times import MOST_ALIKE
-from gpu_pool.policy.placement import deduct, give_back
-from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, faded_use
+from gpu_pool.policy.queue import Decision, Holding, Policy, Situation, Usage, Waiter, decide, faded_use
 from gpu_pool.policy.queue_state import HoldingTime, Rules
-from gpu_pool.simulation.queue_orders import Order
 from gpu_pool_client import Device, DeviceStatus, Slice, SliceRequest
 
+#: A rule that grants: called as ``decide`` is.
+Order = Callable[[Situation], Decision]
 #: Decisions between two words of how far it has come.
 _TELL_EVERY: Final = 50
 #: What is known of how long leases last: what was said with each, what this pool's past shows, nothing.
@@ -166,7 +167,7 @@ class Simulation:
         kind = holding.course, holding.milli
         alike = self._history.setdefault(kind, deque(maxlen=MOST_ALIKE))
         alike.appendleft(HoldingTime(*kind, now - holding.since))
-        self._change(give_back, holding.parts)
+        self._change(placement.give_back, holding.parts)
 
     def _change(self, how: Callable[..., list[DeviceStatus]], parts: Sequence[Slice]) -> None:
         """Take slices of their devices, or give them back, and leave all others as they are."""
@@ -193,7 +194,7 @@ class Simulation:
             arrival = self._arrivals[waiter.number]
             ends_by = None if waiter.longest is None else now + waiter.longest
             holding = Holding(waiter.user, waiter.course, parts, ends_by, now, waiter.is_said)
-            self._change(deduct, parts)
+            self._change(placement.deduct, parts)
             self._held[waiter.number] = holding
             del self._queue[waiter.number]
             heappush(self._events, (now + arrival.stay, waiter.number))
@@ -266,3 +267,46 @@ class RunningUsage:
     def at(self, now: float) -> Usage:
         """Return what all ended leases count as now."""
         return Usage(self._courses.at(now), self._users.at(now))
+
+
+def strict(now: Situation) -> Decision:
+    """First come, first served: nobody passes anybody."""
+    return _in_order(now.queue, now, stop=True)
+
+
+def backfill(now: Situation) -> Decision:
+    """First come, first served, passing over whoever cannot be placed now."""
+    return _in_order(now.queue, now)
+
+
+def smallest_first(now: Situation) -> Decision:
+    """Those who ask for least first, then first come, first served."""
+
+    def size(waiter: Waiter) -> int:
+        return waiter.request.count * (waiter.request.milli or waiter.request.memory_mib or 0)
+
+    return _in_order(sorted(now.queue, key=size), now)
+
+
+def _in_order(queue: Iterable[Waiter], now: Situation, *, stop: bool = False) -> Decision:
+    """Grant in this order; a waiter who cannot be placed is passed over, or stops all behind it."""
+    free, grants, refused = list(now.statuses), [], set()
+    for waiter in queue:
+        parts = None if waiter.request in refused else placement.place(waiter.request, free, now.rules)
+        if parts is not None:
+            free = placement.deduct(free, parts)
+            grants.append((waiter, parts))
+        elif stop:
+            break
+        else:
+            refused.add(waiter.request)
+    return Decision(tuple(grants), {})
+
+
+#: By name, ours first.
+ORDERS: Final[Mapping[str, Order]] = {
+    "fair": decide,
+    "strict order": strict,
+    "smallest first": smallest_first,
+    "backfill": backfill,
+}

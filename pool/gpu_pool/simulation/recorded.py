@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final
 
 from gpu_pool.simulation.engine import Arrival
-from gpu_pool_client import WHOLE, BadRequest, SliceRequest
-
-T = TypeVar("T")
+from gpu_pool_client import WHOLE, SliceRequest
 
 _HOUR: Final = 3_600.0
 
@@ -167,85 +164,3 @@ def _kept(session: RecordedSession, limit: float) -> float:
 
 def _returns(session: RecordedSession, limit: float) -> int:
     return sum(following.at - cell.ended_at > limit for cell, following in pairwise(session.cells))
-
-
-def read_rows(
-    lines: Iterable[str],
-    columns: Sequence[str],
-    read: Callable[[Mapping[str, str]], T | None],
-    *,
-    header: Sequence[str] | None = None,
-) -> tuple[list[T], int, tuple[tuple[int, str], ...]]:
-    """Read the rows of a file of comma-separated values.
-
-    Parameters
-    ----------
-    lines
-        The file's.
-    columns
-        Those that are needed.
-    read
-        Reads one row; returns None for one that is left out, raises ``ValueError`` or ``TypeError``
-        for one that is not understood.
-    header
-        The names of all columns, for files that do not begin with them.
-
-    Returns
-    -------
-    What was read; how many rows were left out; and those that were not understood, by line, and why.
-
-    Raises
-    ------
-    BadRequest
-        A column is missing.
-    """
-    rows = csv.DictReader(lines, fieldnames=header)
-    missing = [name for name in columns if name not in (rows.fieldnames or ())]
-    if missing:
-        raise BadRequest(f"The trace has no column {', '.join(missing)}.", f"Needed: {', '.join(columns)}.")
-    found: list[T] = []
-    bad: list[tuple[int, str]] = []
-    left_out = 0
-    while True:
-        try:
-            row = next(rows, None)
-            if row is None:
-                break
-            each = read(_whole(row, columns))
-        except (ValueError, TypeError, csv.Error) as error:
-            bad.append((rows.reader.line_num, f"{error!s:.200}"))
-            continue
-        if each is None:
-            left_out += 1
-        else:
-            found.append(each)
-    return found, left_out, tuple(bad)
-
-
-def _whole(row: Mapping[str, str], columns: Sequence[str]) -> Mapping[str, str]:
-    """Return the row. Raises ``ValueError`` where it ends before one of these columns."""
-    lacking = [name for name in columns if row[name] is None]
-    if lacking:
-        raise ValueError(f"it ends before {lacking[0]}")
-    return row
-
-
-def read_number(row: Mapping[str, str], column: str, most: float = 1e12) -> float:
-    """Return a column's number. Raises ``ValueError`` that names the column."""
-    text = row[column] or ""
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError(f"{column} is {text[:40]!a}, not a number") from None
-    if not 0 <= number <= most:
-        raise ValueError(f"{column} is {number:g}")
-    return number
-
-
-def whole_session(
-    at: float, seconds: float, user: str, course: str, request: SliceRequest
-) -> RecordedSession:
-    """Return a session of which is known only that it had its slice: as if one cell had run all the time."""
-    cell = RecordedCell(at, seconds)
-    milli = request.count * (request.milli or WHOLE)
-    return RecordedSession(at, at + seconds, user, course, request, milli, (cell,), is_job=True)

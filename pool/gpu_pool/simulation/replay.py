@@ -18,8 +18,7 @@ from gpu_pool.policy import placement, yielding
 from gpu_pool.policy.queue import Holding, Policy, Situation, Waiter, decide
 from gpu_pool.policy.queue_state import Decision, Rules
 from gpu_pool.policy.yielding import HeldKernel
-from gpu_pool.simulation.engine import RunningUsage
-from gpu_pool.simulation.queue_orders import Order
+from gpu_pool.simulation.engine import Order, RunningUsage
 from gpu_pool.simulation.recorded import RecordedSession
 from gpu_pool_client import Device, DeviceStatus, Slice
 

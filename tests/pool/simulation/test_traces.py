@@ -11,8 +11,7 @@ import pytest
 from gpu_pool.devices import discover
 from gpu_pool.simulation import ORDERS, figures, simulate
 from gpu_pool.simulation.engine import Lengths
-from gpu_pool.simulation.formats import FORMATS
-from gpu_pool.simulation.openb import OpenbTrace, read_openb
+from gpu_pool.simulation.formats import FORMATS, OpenbTrace, read_openb
 from gpu_pool.simulation.recorded import RecordedDays
 from gpu_pool.simulation.report import waits
 
