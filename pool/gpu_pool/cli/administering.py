@@ -17,7 +17,7 @@ import click
 
 from gpu_pool.cli import completing, formatting, screen
 from gpu_pool.cli.formatting import plain_failure
-from gpu_pool.cli.past import hashed, nameless, recorded_rows
+from gpu_pool.cli.recorded import hashed, nameless, recorded_rows
 from gpu_pool.cli.session import (
     CommandSession,
     Duration,
@@ -28,8 +28,7 @@ from gpu_pool.cli.session import (
     verb,
 )
 from gpu_pool.policy import usage_report
-from gpu_pool.policy.usage_report import UsageRow
-from gpu_pool.policy.use_over_time import PeriodParts, UseOverTime, until_now, use_over_time
+from gpu_pool.policy.usage_report import PeriodParts, UsageRow, UseOverTime, until_now, use_over_time
 from gpu_pool_client import (
     BadRequest,
     EndedLease,

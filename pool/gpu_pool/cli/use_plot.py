@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpu_pool.policy.use_over_time import PeriodParts, UseOverTime, round_up
+from gpu_pool.policy.usage_report import PeriodParts, UseOverTime, round_up
 from gpu_pool.simulation.plot import COLOURS, text
 
 #: Bars of the plot.

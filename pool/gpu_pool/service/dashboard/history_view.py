@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from gpu_pool.policy import usage_report
-from gpu_pool.policy.use_over_time import BusyTimes, PeriodParts, round_up, use_over_time
+from gpu_pool.policy.usage_report import BusyTimes, PeriodParts, round_up, use_over_time
 from gpu_pool.service.dashboard.pool_view import (
     Mark,
     PageTime,

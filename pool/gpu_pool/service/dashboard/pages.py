@@ -18,7 +18,7 @@ from typing import Any, Final
 from tornado.web import HTTPError
 
 from gpu_pool.courses import CourseFile
-from gpu_pool.policy.use_over_time import until_now
+from gpu_pool.policy.usage_report import until_now
 from gpu_pool.pool.own_days import recorded_leases
 from gpu_pool.service.dashboard import course_view, history_view, other_ways, pool_view
 from gpu_pool.service.dashboard.history_view import PastRow

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_pool.courses import Courses, parse_course
 from gpu_pool.policy.sharing import Group, Quota, Sharing
-from gpu_pool.policy.use_over_time import until_now
+from gpu_pool.policy.usage_report import until_now
 from gpu_pool.service.dashboard import course_view, history_view, pool_view
 from gpu_pool.service.dashboard.pool_view import Mark, Viewer, as_seen_by, marks, without_names
 from gpu_pool_client import (
