@@ -365,7 +365,9 @@ def report(
     first, last = _moment(since, now), now if until is None else _moment(until, now)
     if last < first:
         raise BadRequest(
-            f"--until {formatting.safe(str(until))} is before --since {formatting.safe(since)}.", _ACCEPTED
+            f"{'Now' if until is None else f'--until {formatting.safe(until)}'} is before "
+            f"--since {formatting.safe(since)}.",
+            _ACCEPTED,
         )
     rows, held = session.ask(lambda pool: _rows(pool, first, last, now if until is None else None))
     if plot is not None:

@@ -70,6 +70,7 @@ def test_a_period(terminal: Terminal) -> None:
         (["--since", "2026-13-01"], "'2026-13-01' is not a valid time."),
         (["--since", "0001-01-01"], "'0001-01-01' is not a valid time."),
         (["--since", "1h", "--until", "2h"], "--until 2h is before --since 1h."),
+        (["--since", "2999-01-01"], "Now is before --since 2999-01-01."),
         (["--by", "colour"], "'colour' is not one of"),
     ],
 )
