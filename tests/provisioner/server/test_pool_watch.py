@@ -22,8 +22,8 @@ from gpu_pool_client import (
     parse_request,
 )
 from gpu_pool_provisioner.driver import SessionDriver
-from gpu_pool_provisioner.server import pool_watch
-from gpu_pool_provisioner.server.pool_watch import PoolWatch
+from gpu_pool_provisioner.server import slices
+from gpu_pool_provisioner.server.slices import PoolWatch
 from gpu_pool_provisioner.session import Session, events
 
 LEASE = Lease("one", "one", parse_request("2%"), Holder("ada"), LeaseState.HELD, 0.0)
@@ -57,7 +57,7 @@ class FakePool:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
     pool = FakePool()
-    monkeypatch.setattr(pool_watch, "shared_pool", lambda _: pool)
+    monkeypatch.setattr(slices, "shared_pool", lambda _: pool)
     return pool
 
 
