@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from support.frontend import frontend
+from support.frontend import page_of
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, eventually
 
 #: Interpreters whose environments are tried, as make matrix names them.
@@ -41,9 +41,7 @@ async def test_a_kernel_of_an_environment_without_our_packages(
 ) -> None:
     inside = await asyncio.to_thread(environment, python, tmp_path)
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("theirs", argv=(inside, *IPYKERNEL[1:])))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("theirs", argv=(inside, *IPYKERNEL[1:])))) as (km, page):
         cell = page.run("import sys; print(sys.prefix)")
         await cell.shows("Waiting for a GPU slice of 2%")
         await jupyter_env.pool.release(held.id)

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool_client._background import in_background
 from support.frameworks import write_torch
-from support.frontend import Frontend, frontend
+from support.frontend import Frontend, frontend, page_of
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers
 from support.pools import eventually
 from support.warm_kernels import start, until_ready
@@ -55,9 +55,7 @@ async def is_followed(jupyter_env: JupyterEnv, page: Frontend) -> None:
 async def test_torchs_limit_follows_the_burst_while_a_cell_runs(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
-    cold = manager(install(jupyter_env, tmp_path))
-    await cold.start_kernel()
-    async with frontend(cold) as page:
+    async with page_of(manager(install(jupyter_env, tmp_path))) as (_, page):
         await is_followed(jupyter_env, page)
         assert "now up to 3.2 GiB" in str((await page.run("%gpu").done()).heard)
 
@@ -76,9 +74,7 @@ async def test_what_follows_it_leaves_the_end_of_its_lease_as_it_is(
 async def test_it_follows_in_the_kernel_after_a_restart(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
-    km = manager(install(jupyter_env, tmp_path))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(install(jupyter_env, tmp_path))) as (km, page):
         await printed(page, "import torch; torch.cuda.init()")
     await km.restart_kernel()
     async with frontend(km) as page:
@@ -102,9 +98,7 @@ async def test_it_follows_in_a_kernel_that_was_forked_from_a_template(
 async def test_a_kernel_that_has_begun_to_use_the_gpu_follows_from_when_it_gets_a_limit(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
-    km = manager(install(jupyter_env, tmp_path, "2%"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(install(jupyter_env, tmp_path, "2%"))) as (_, page):
         assert await printed(page, "import torch; torch.cuda.init(); print(torch.cuda.fractions[0])") == (
             "0.00698\n"
         )
@@ -117,9 +111,7 @@ async def test_a_kernel_that_has_begun_to_use_the_gpu_follows_from_when_it_gets_
 async def test_a_kernel_that_gets_a_limit_while_a_cell_runs_follows_when_that_has_ended(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
-    km = manager(install(jupyter_env, tmp_path, "2%"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(install(jupyter_env, tmp_path, "2%"))) as (km, page):
         await printed(page, "import torch; torch.cuda.init()")
         ends = tmp_path / "ends"
         waits = f"while not os.path.exists({str(ends)!r}): time.sleep(0.01)"
@@ -147,9 +139,7 @@ def allocate(mib):
 async def test_who_hits_the_lowered_limit_reads_why_and_what_to_do(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
-    km = manager(install(jupyter_env, tmp_path))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(install(jupyter_env, tmp_path))) as (_, page):
         await printed(page, ALLOCATES)
         assert (
             await printed(page, f"torch.cuda.init()\n{AWAIT.format(RAISED)}allocate(2000)") == "allocated\n"

@@ -17,7 +17,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.session import State, texts
-from support.frontend import Frontend, frontend, listening
+from support.frontend import Frontend, listening, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.server import Server
 
@@ -36,9 +36,7 @@ async def kernel(
     """Start a kernel, by default one that may sleep, though not before an hour; and a page that shows it."""
     folder = str(env.folder / "asleep")
     config = config or {"hibernate_after": 3600, "criu": CRIU, "hibernation_folder": folder}
-    km = manager(env.install(name, "10%", **config))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(env.install(name, "10%", **config))) as (km, page):
         yield km, page
 
 

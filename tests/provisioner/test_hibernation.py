@@ -22,7 +22,7 @@ from jupyter_client.manager import AsyncKernelManager
 from gpu_pool_client import LeaseState
 from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.session import State, events
-from support.frontend import Cell, Frontend, frontend
+from support.frontend import Cell, Frontend, frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually, is_running, kill
 
 CRIU = os.environ.get("CRIU", "criu")
@@ -77,9 +77,7 @@ async def sleeper(
     """Start a kernel that may sleep, with a page that shows it."""
     folder = str(env.folder / "asleep")
     config = {"criu": CRIU, "hibernation_folder": folder, **config}
-    km = manager(env.install(name, "50%", hibernate_after=after, **config))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(env.install(name, "50%", hibernate_after=after, **config))) as (km, page):
         yield km, page
 
 
@@ -215,9 +213,7 @@ async def test_what_others_write_to_the_history_meanwhile_does_not_keep_it_aslee
         # IPython stops the thread that writes it at each fork.
         await printed(page, "import os; kept = 1; os.waitpid(os.fork() or os._exit(0), 0);")
         await asleep(km)
-        other = manager(jupyter_env.install("other", "40%"))
-        await other.start_kernel()
-        async with frontend(other) as its:
+        async with page_of(manager(jupyter_env.install("other", "40%"))) as (_, its):
             await printed(its, f"long = {'x' * 300_000!r}")
             await printed(its, "get_ipython().history_manager.writeout_cache()")
         assert await printed(page, "print(kept)") == "1\n"

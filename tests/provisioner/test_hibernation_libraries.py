@@ -20,7 +20,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.session import State
-from support.frontend import Frontend, frontend
+from support.frontend import Frontend, page_of
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, eventually
 from support.libraries import kernels_python
 
@@ -45,9 +45,7 @@ async def sleeper(
     """Start a kernel that may sleep, with a page that shows it."""
     folder = str(env.folder / "asleep")
     config = {"hibernate_after": 0.5, "criu": CRIU, "hibernation_folder": folder, **config}
-    km = manager(env.install("sleeper", "50%", argv=argv, **config))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(env.install("sleeper", "50%", argv=argv, **config))) as (km, page):
         yield km, page
 
 

@@ -22,7 +22,7 @@ from gpu_pool.devices.activity import environment_of
 from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.templates import templates
 from support.fixtures import answers_within
-from support.frontend import frontend
+from support.frontend import page_of
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill
 from support.prepared_kernels import (
     IS_PREPARED,
@@ -401,9 +401,7 @@ async def test_it_sees_what_a_cold_one_sees(
     name, said = sleepers(), []
     started = {"env": {**os.environ, "JPY_SESSION_NAME": "week1.ipynb"}, "cwd": str(tmp_path)}
     for is_warm in (False, True):
-        km = manager(name)
-        await km.start_kernel(**started)
-        async with frontend(km) as page:
+        async with page_of(manager(name), **started) as (km, page):
             assert (await page.run(IS_PREPARED).done()).outputs == [f"{is_warm}\n"]
             said.append("".join((await page.run(LOOK).done()).outputs))
         assert (await the_template()).is_ready

@@ -15,7 +15,7 @@ from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, _parse
 from support.frameworks import write_tensorflow, write_torch
-from support.frontend import Frontend, frontend
+from support.frontend import Frontend, frontend, page_of
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pools import take
 from support.service import ForkServer, serving
@@ -70,9 +70,7 @@ async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
 
 
 async def test_a_kernel_gets_a_limit_and_gives_it_up(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         told = await printed(page, "%gpu use 2%..10%")
         assert told == "This kernel now has 2% of a GPU, up to 10%: 655 MiB on V100-SXM2-32GB (simulated).\n"
         assert await printed(page, FACTS) == "2%..10% 655\n"
@@ -99,9 +97,7 @@ async def test_what_cannot_be_is_refused_in_words_and_changes_nothing(
     jupyter_env: JupyterEnv, manager: Managers, size: str, words: str
 ) -> None:
     await jupyter_env.fill("50%")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         cell = await page.run(f"%gpu use {size}").done()
         assert words in "".join(cell.outputs)
         assert {m["content"]["name"] for m in cell.heard if m["msg_type"] == "stream"} == {"stderr"}
@@ -128,9 +124,10 @@ async def test_limits_that_are_set_at_import_follow_until_the_gpu_is_used(
     python, packages = imitated(tmp_path / "env")
     write_torch(packages)
     write_tensorflow(packages)
-    km = manager(jupyter_env.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))) as (
+        _,
+        page,
+    ):
         enforced = "cooperative (framework caps: torch, tensorflow only in the kernel itself)"
         assert enforced in str((await page.run("%gpu").done()).heard)
         assert await printed(page, "import torch, tensorflow") == ""
@@ -151,9 +148,9 @@ async def test_a_kernel_that_shrinks_from_a_whole_gpu_is_limited_from_then_on(
 ) -> None:
     python, packages = imitated(tmp_path / "env")
     write_torch(packages)
-    km = manager(jupyter_env.install("whole", "1", argv=(python, *IPYKERNEL[1:]), env=HERE))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(
+        manager(jupyter_env.install("whole", "1", argv=(python, *IPYKERNEL[1:]), env=HERE))
+    ) as (_, page):
         assert await printed(page, "import torch") == ""
         await page.run("%gpu use 50%").done()
         used = "torch.cuda.init(); print(torch.cuda.fractions[0])"
@@ -186,9 +183,7 @@ async def test_after_cuda_was_used_the_size_changes_at_the_next_restart(
     jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_cuda(jupyter_env.pool, monkeypatch)
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         told = await printed(page, "%gpu use 10%")
         assert "it has used the GPU" in told
         assert "Restart the kernel: it then changes to 10%, if that is free." in told
@@ -203,9 +198,9 @@ async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_ce
     jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_cuda(jupyter_env.pool, monkeypatch)
-    km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(
+        manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    ) as (km, page):
         await page.run("%gpu use 10%").done()
     await jupyter_env.fill("98%")
     pid = km.provisioner.pid
@@ -270,9 +265,7 @@ async def test_a_kernel_of_a_service_changes_its_size(
 ) -> None:
     async with serving(children, tmp_path / "service", "") as service, connect(service.url) as pool:
         held = await take(pool, "1", "teacher") if waits else ""
-        km = manager(jupyter_env.install("two", pool_url=service.url))
-        await km.start_kernel()
-        async with frontend(km) as page:
+        async with page_of(manager(jupyter_env.install("two", pool_url=service.url))) as (km, page):
             cell = page.run("%gpu use 10%")
             if waits:
                 await cell.shows("Waiting for a GPU slice of 2%")
@@ -285,8 +278,6 @@ async def test_a_kernel_of_a_service_changes_its_size(
 
 
 async def test_a_whole_gpu_is_called_so(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         told = await printed(page, "%gpu use 1")
         assert told == "This kernel now has a whole GPU: 32 GiB on V100-SXM2-32GB (simulated).\n"

@@ -14,7 +14,7 @@ import pytest
 
 from chaos import points
 from gpu_pool_client import Holder, Lease, LeaseState, Pool, connect, parse_request
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers
 from support.pools import eventually
 from support.service import ForkServer, Service, serving
@@ -145,9 +145,7 @@ async def test_the_service_is_killed_as_a_kernel_gives_way(
 async def test_the_service_is_killed_as_a_kernel_asks_to_return(
     jupyter_env: JupyterEnv, manager: Managers, service: Service, pool: Pool, strikes: Path, point: str
 ) -> None:
-    km = manager(jupyter_env.install("one", "1"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("one", "1"))) as (_, page):
         await page.run("runs = 0").done()
         other = await pool.wait((await ask(pool, "other")).id, 120)
         points.strike(strikes, point, points.KILL)

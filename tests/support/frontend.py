@@ -136,6 +136,16 @@ async def frontend(manager: AsyncKernelManager, session: str = "") -> AsyncItera
 
 
 @asynccontextmanager
+async def page_of(
+    manager: AsyncKernelManager, **options: Any
+) -> AsyncIterator[tuple[AsyncKernelManager, Frontend]]:
+    """Start a kernel, and connect a frontend to it."""
+    await manager.start_kernel(**options)
+    async with frontend(manager) as page:
+        yield manager, page
+
+
+@asynccontextmanager
 async def listening(client: AsyncKernelClient) -> AsyncIterator[Frontend]:
     """Make a client a frontend; see :func:`frontend`."""
     page = Frontend(client)

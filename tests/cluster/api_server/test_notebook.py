@@ -16,7 +16,7 @@ import pytest
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.fixtures import jupyter_env, manager
-from support.frontend import frontend
+from support.frontend import page_of
 from support.hub import Hub, serving_hub
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, eventually
 from support.pod_pages import add_server, jupyter, kernels, nothing_runs, of_cluster, opened
@@ -184,9 +184,7 @@ async def test_a_wrapped_kernel_runs_in_a_pod(
     folder = jupyter_env.folder / "data" / "kernels" / "wrapped"
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text(json.dumps(spec))
-    km = manager("wrapped")
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager("wrapped")) as (km, page):
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
         await cell.shows("begun")
         await km.interrupt_kernel()

@@ -15,7 +15,7 @@ from support.agent_reports import ACCOUNT, add_agent, reporting
 from support.clusters import hami
 from support.control_plane import Cluster
 from support.fixtures import jupyter_env, manager
-from support.frontend import frontend
+from support.frontend import page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.pod_pages import add_server, kernels, nothing_runs
 from support.service import ForkServer
@@ -90,9 +90,7 @@ c.PoolSettings.end_after = 5
 async def test_a_cell_is_told_and_interrupted_and_a_kernel_that_frees_its_memory_goes_on(
     jupyter_env: JupyterEnv, manager: Managers, watched: Watched
 ) -> None:
-    km = manager(jupyter_env.install("course", "2%"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("course", "2%"))) as (_, page):
         await page.run("kept = 42").done(within=120)
         (lease,) = (await watched.pool.status()).leases
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
@@ -118,9 +116,7 @@ async def test_a_cell_is_told_and_interrupted_and_a_kernel_that_frees_its_memory
 async def test_a_cell_that_runs_out_of_memory_says_what_its_slice_has_and_what_is_used(
     jupyter_env: JupyterEnv, manager: Managers, watched: Watched
 ) -> None:
-    km = manager(jupyter_env.install("course", "2%"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("course", "2%"))) as (_, page):
         await page.run("class OutOfMemoryError(RuntimeError): __module__ = 'torch.cuda'").done(within=120)
         (lease,) = (await watched.pool.status()).leases
         async with watched.using(412):
@@ -138,9 +134,7 @@ async def test_a_cell_that_runs_out_of_memory_says_what_its_slice_has_and_what_i
 async def test_a_kernel_that_stays_over_its_memory_ends_with_its_slice_and_its_next_cell_says_why(
     jupyter_env: JupyterEnv, manager: Managers, watched: Watched
 ) -> None:
-    km = manager(jupyter_env.install("course", "2%"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("course", "2%"))) as (_, page):
         await page.run("1").done(within=120)
         (lease,) = (await watched.pool.status()).leases
         stubborn = "while True:\n try:\n  time.sleep(600)\n except KeyboardInterrupt:\n  pass"

@@ -16,7 +16,7 @@ import pytest
 from support.clusters import node
 from support.control_plane import Cluster
 from support.fixtures import jupyter_env, manager
-from support.frontend import Frontend, frontend
+from support.frontend import Frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.kernel_pods import server_with_home
 from support.kubelet import RealCluster, make_home
@@ -96,9 +96,7 @@ async def said(page: Frontend, code: str) -> str:
 async def test_a_cell_runs_and_its_kernel_may_nothing_that_it_need_not(
     jupyter_env: JupyterEnv, manager: Managers, service: Service, cluster: Cluster, namespace: str, home: Path
 ) -> None:
-    km = manager(jupyter_env.install("course"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("course"))) as (km, page):
         assert await said(page, "print(6 * 7)") == "42\n"
         assert (
             await said(page, "import os; print(os.getuid(), os.getgid(), os.getcwd())")
@@ -146,9 +144,7 @@ async def test_pages_are_told_of_a_kernel_in_a_pod_and_give_its_slice_back(
 async def test_signals_zombies_and_interrupts_are_as_outside_a_container(
     jupyter_env: JupyterEnv, manager: Managers, service: Service, cluster: Cluster, namespace: str
 ) -> None:
-    km = manager(jupyter_env.install("course"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("course"))) as (km, page):
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
         await cell.shows("begun")
         await km.interrupt_kernel()
@@ -166,9 +162,7 @@ async def test_signals_zombies_and_interrupts_are_as_outside_a_container(
 async def test_a_restart_keeps_the_pod_and_so_does_a_kernel_that_is_killed(
     jupyter_env: JupyterEnv, manager: Managers, service: Service, cluster: Cluster, namespace: str
 ) -> None:
-    km = manager(jupyter_env.install("course"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("course"))) as (km, page):
         assert await said(page, "x = 1; import os; print(6 * 7)") == "42\n"
         assert await said(page, f"print({IS_FORKED})") == "True\n"
         (before,) = kernels(cluster, namespace)
@@ -214,9 +208,7 @@ async def test_a_kernel_that_uses_more_memory_than_its_pod_may_have_is_told_so(
     settings = of_cluster(cluster, namespace, "c.KubernetesSettings.memory_mib = 256\n")
     async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
-        km = manager(jupyter_env.install("course"))
-        await km.start_kernel()
-        async with frontend(km) as page:
+        async with page_of(manager(jupyter_env.install("course"))) as (km, page):
             assert await said(page, "print(1)") == "1\n"
             page.run("all = [bytearray(2**20) for _ in range(2**10)]")
             await eventually(km.is_alive, lambda alive: not alive, within=LONG)
@@ -235,9 +227,7 @@ async def test_a_kernel_that_cannot_start_says_why(
     spec = json.loads(file.read_text())
     spec["argv"] = ["python3", "-m", "no_such_kernel", "-f", "{connection_file}"]
     file.write_text(json.dumps(spec))
-    km = manager(name)
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(name)) as (_, page):
         told = " ".join((await said(page, "1")).split())
     assert "It ended with status 1. Its last output:" in told
     assert "No module named no_such_kernel" in told
@@ -259,9 +249,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_told(
     settings = of_cluster(own_cluster, namespace, 'c.KubernetesSettings.image = "localhost/later:1"\n')
     async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
-        km = manager(jupyter_env.install("course"))
-        await km.start_kernel()
-        async with frontend(km) as page:
+        async with page_of(manager(jupyter_env.install("course"))) as (km, page):
             cell = page.run("print(6 * 7)")
             await cell.shows("Your home folder cannot be connected at the moment")
             make_home(folder, tmp_path)
@@ -287,9 +275,7 @@ async def test_a_lost_machine_is_told_and_given_up_and_what_comes_back_ends(
     settings = of_cluster(own_cluster, namespace, "c.KubernetesSettings.lost_after = 5\n")
     async with serving(children, tmp_path / "service", settings) as service:
         monkeypatch.setenv("GPU_POOL_URL", service.url)
-        km = manager(jupyter_env.install("course"))
-        await km.start_kernel()
-        async with frontend(km) as page:
+        async with page_of(manager(jupyter_env.install("course"))) as (_, page):
             assert await said(page, "print(1)") == "1\n"
             cell = page.run("import time; time.sleep(600)")
             with another_node(own_cluster, tmp_path), node_silent(own_cluster):

@@ -15,7 +15,7 @@ import pytest
 from gpu_pool.cluster.device_claims import COMPONENT
 from gpu_pool.cluster.dialects.shared import claim_name
 from support.fixtures import jupyter_env, manager
-from support.frontend import Frontend, frontend
+from support.frontend import Frontend, frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.kernel_pods import server_with_home
 from support.kubelet import PAUSE, RealCluster
@@ -153,9 +153,7 @@ c.KubernetesSettings.shared_empty_for = {empty_for}
         # Between two kernels nobody else has it.
         await asyncio.to_thread(gpu.rival)
         await until(gpu.rival_is_refused)
-        third = manager(small)
-        await third.start_kernel()
-        async with frontend(third) as page:
+        async with page_of(manager(small)) as (third, page):
             assert await said(page, "print(6 * 7)") == "42\n"
         assert gpu.uid() == ours
         assert driver.calls_of(ours) == [("prepare", ours)]

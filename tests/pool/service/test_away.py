@@ -18,7 +18,7 @@ from gpu_pool_provisioner.pools import open_pools
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.session import SessionTimes, State
 from gpu_pool_provisioner.settings import default_outage_timeout
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
 from support.service import Service
 
@@ -106,9 +106,7 @@ async def test_a_wrapped_one_waits_too(
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "behind-a-hub")
     await service.end(signal.SIGKILL)
     argv = (*WRAP, "--slice", "50%", "--", *IPYKERNEL)
-    km = manager(served.install("wrapped", "", argv))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(served.install("wrapped", "", argv))) as (_, page):
         cell = page.run("print('well')")
         await cell.shows(WAITS)
         await cell.shows("of at most 5min)")
@@ -120,9 +118,7 @@ async def test_after_the_limit_the_cell_says_why_and_the_next_one_asks_again(
     served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     await service.end(signal.SIGKILL)
-    km = manager(served.install("half", "50%", outage_timeout=1))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(served.install("half", "50%", outage_timeout=1))) as (_, page):
         cell = page.run("print('never')")
         assert (await cell.done()).status == "error"
         assert "This kernel has waited for it for 1s." in " ".join(cell.outputs[0].split())
@@ -134,9 +130,7 @@ async def test_an_interrupt_gives_up_and_the_next_cell_asks_again(
     served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     await service.end(signal.SIGKILL)
-    km = manager(served.install("half", "50%", outage_timeout=600))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(served.install("half", "50%", outage_timeout=600))) as (km, page):
         cell = page.run("print('never')")
         await cell.shows(WAITS)
         await km.interrupt_kernel()
@@ -152,9 +146,7 @@ async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
     # What is forgotten would end by itself after it.
     monkeypatch.setattr(GPUPoolProvisioner, "times", SessionTimes(brief_grace=600.0))
     await service.end(signal.SIGKILL)
-    km = manager(served.install("half", "50%", outage_timeout=600))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(served.install("half", "50%", outage_timeout=600))) as (km, page):
         await page.run("print('never')").shows(WAITS)
         driver = km.provisioner.driver
         assert driver.session.state is State.ASKING
@@ -188,9 +180,7 @@ async def test_a_kernel_that_waits_is_restarted_and_asks_once(
     served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     await service.end(signal.SIGKILL)
-    km = manager(served.install("half", "50%", outage_timeout=600))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(served.install("half", "50%", outage_timeout=600))) as (km, page):
         await page.run("print('never')").shows(WAITS)
         driver = km.provisioner.driver
         await km.restart_kernel()
@@ -207,9 +197,7 @@ async def test_a_service_that_takes_questions_and_answers_none_hangs_no_start(
 ) -> None:
     # How long a start hangs is nobody's setting; the stopped service would let it hang for all of it.
     monkeypatch.setattr(GPUPoolProvisioner, "times", SessionTimes(answers_within=0.2))
-    km = manager(served.install("half", "50%"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(served.install("half", "50%"))) as (_, page):
         cell = page.run("print('well')")
         await cell.shows("The GPU pool does not answer at the moment. Your kernel starts once")
         assert stopped.process is not None

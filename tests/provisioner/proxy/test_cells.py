@@ -8,15 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from gpu_pool_client import EndReason, Process
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import IPYKERNEL, SLEEPER, TINY, JupyterEnv, Managers, eventually
 
 
 async def test_a_waiting_kernel_answers_and_is_alive(jupyter_env: JupyterEnv, manager: Managers) -> None:
     await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         reply = (await page.ask("kernel_info_request", {}).done()).reply
     assert reply is not None
     assert reply["content"]["language_info"]["name"] == "python"
@@ -28,9 +26,7 @@ async def test_a_held_cell_shows_what_it_waits_for_and_then_runs(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'])")
         await cell.shows("Waiting for a GPU slice of 2%. You are next in the queue")
         assert cell.reply is None
@@ -45,9 +41,7 @@ async def test_where_nobody_waited_nothing_is_said_of_a_wait(
     jupyter_env: JupyterEnv, manager: Managers, course: Callable[..., None]
 ) -> None:
     course(idle_limit="1h")  # so that its slice may be taken back, and its cells are held while it starts
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         cell = await page.run("print(3)").done()
     assert cell.outputs == ["3\n"]
     assert "display_data" not in cell.kinds()
@@ -57,9 +51,7 @@ async def test_a_kernels_use_of_the_machine_is_told_once_it_runs(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         reply = (await page.ask("usage_request", {}, "control").done()).reply
         assert reply is not None
         assert reply["content"]["reason"] == "the kernel waits for its GPU slice"
@@ -87,9 +79,7 @@ async def test_the_place_in_line_is_updated_in_place(jupyter_env: JupyterEnv, ma
 
 async def test_held_cells_run_in_order(jupyter_env: JupyterEnv, manager: Managers) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         cells = [page.run(code) for code in ("seen = [1]", "seen.append(2)", "print(seen)")]
         await cells[0].shows("Waiting")
         await jupyter_env.pool.release(held.id)
@@ -102,9 +92,7 @@ async def test_interrupt_gives_up_and_the_next_cell_queues_again(
     jupyter_env: JupyterEnv, manager: Managers, mode: str
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two", interrupt_mode=mode))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two", interrupt_mode=mode))) as (km, page):
         first, behind = page.run("print('first')"), page.run("print('behind')")
         await first.shows("Waiting")
         await km.interrupt_kernel()
@@ -121,9 +109,7 @@ async def test_interrupt_gives_up_and_the_next_cell_queues_again(
 
 async def test_a_lease_that_is_taken_away_fails_the_cell(jupyter_env: JupyterEnv, manager: Managers) -> None:
     await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         cell = page.run("print('never')")
         await cell.shows("Waiting")
         (waiting,) = (await jupyter_env.pool.status()).queue
@@ -136,9 +122,7 @@ async def test_a_kernel_that_never_answers_fails_the_cell_and_loses_its_slice(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("silent", argv=SLEEPER, ready_timeout=1))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("silent", argv=SLEEPER, ready_timeout=1))) as (km, page):
         cell = page.run("print('never')")
         await cell.shows("Waiting")
         (lease,) = (await jupyter_env.pool.status()).queue
@@ -154,9 +138,7 @@ async def test_a_kernel_that_cannot_be_launched_fails_the_cell(
     jupyter_env: JupyterEnv, manager: Managers, argv: list[str]
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("broken", argv=argv))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("broken", argv=argv))) as (km, page):
         cell = page.run("print('never')")
         await cell.shows("Waiting")
         await jupyter_env.pool.release(held.id)
@@ -168,9 +150,7 @@ async def test_a_kernel_that_cannot_be_launched_fails_the_cell(
 
 async def test_a_kernel_of_another_language(jupyter_env: JupyterEnv, manager: Managers) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))) as (_, page):
         waiting = (await page.ask("kernel_info_request", {}).done()).reply
         cell = page.run("hello")
         await cell.shows("Waiting")

@@ -18,7 +18,7 @@ from jupyter_client.session import DELIM, Session
 
 from gpu_pool_provisioner.proxy.channels import close_all, connect_back, ignore
 from gpu_pool_provisioner.proxy.relay import Relay
-from support.frontend import Cell, Frontend, frontend
+from support.frontend import Cell, Frontend, frontend, page_of
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
 
 _KINDS = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "hb": zmq.REP, "iopub": zmq.XPUB}
@@ -52,9 +52,7 @@ async def test_input(jupyter_env: JupyterEnv, page: Frontend) -> None:
 
 async def test_input_to_a_kernel_that_listens_for_it_late(jupyter_env: JupyterEnv, manager: Managers) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))) as (_, page):
         cell = page.run("ask", allow_stdin=True)
         await jupyter_env.pool.release(held.id)
         assert (await cell.done()).outputs == ["AN ANSWER on 2%"]
@@ -183,9 +181,7 @@ async def test_transport_encryption(jupyter_env: JupyterEnv, manager: Managers) 
         pytest.skip("this jupyter_client has no transport encryption")
     await jupyter_env.fill("1")
     name = jupyter_env.install("secret", metadata={"supported_encryption": ["curve"]})
-    km = manager(name, transport_encryption="required")
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(name, transport_encryption="required")) as (km, page):
         cell: Cell = page.run("print('secret')")
         await cell.shows("Waiting")
         await open_up(jupyter_env)

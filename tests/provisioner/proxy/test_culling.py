@@ -16,7 +16,7 @@ from tornado.web import Application, RequestHandler
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.proxy import pending
 from gpu_pool_provisioner.session import session
-from support.frontend import Cell, frontend
+from support.frontend import Cell, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 from support.server import Server, server
 from support.suites import required
@@ -177,9 +177,7 @@ async def test_a_wait_is_shown_again_and_again_until_nobody_was_heard_for_long(
     monkeypatch.setattr(session, "SOON", 0.05)
     monkeypatch.setattr(pending, "SHOWN_EVERY", 0.0)
     await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as user:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, user):
         cell = user.run("1")
         await eventually(lambda: cell.kinds().count("update_display_data") > 1)
         (text,) = set(cell.outputs)

@@ -15,7 +15,7 @@ from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import KernelManager
 
 from gpu_pool_client import EndReason, LeaseState, PoolUnreachable, Process, TimedOut
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 
 
@@ -131,9 +131,7 @@ async def test_a_frontend_that_ends_the_kernel_while_it_waits(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         asked = page.ask("shutdown_request", {"restart": False}, "control")
         assert (await asked.done()).status == "ok"
         await eventually(km.is_alive, lambda alive: not alive)

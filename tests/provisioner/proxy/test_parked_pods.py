@@ -11,7 +11,7 @@ import pytest
 from gpu_pool_client import Activity, LeaseState
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.session import SessionTimes
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually, restarting_soon
 from support.pods import PodPool, pods
 
@@ -39,9 +39,7 @@ async def test_an_idle_kernel_lends_its_slice_and_goes_on_in_the_same_pod(
     jupyter_env: JupyterEnv, manager: Managers, parks: Any
 ) -> None:
     pods: PodPool = parks(idle_limit="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("all", "1"))) as (km, page):
         await page.run("kept = 42").done()
         await eventually(jupyter_env.is_parked)
         other = await jupyter_env.fill("1")
@@ -112,9 +110,7 @@ async def test_a_kernel_that_keeps_anything_on_its_gpu_or_may_keeps_its_slice(
     monkeypatch.setattr(GPUPoolProvisioner, "times", SessionTimes(seldom=0.5))
     pods: PodPool = parks(idle_limit="1s", yield_after="1s")
     pods.seen = seen
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("all", "1"))) as (_, page):
         await page.run("kept = 42").done()
         waits = await jupyter_env.fill("1")
         looks = pods.looks
@@ -132,9 +128,7 @@ async def test_a_pod_that_is_taken_while_it_is_parked_ends_its_lease_and_the_nex
     jupyter_env: JupyterEnv, manager: Managers, parks: Any
 ) -> None:
     pods: PodPool = parks(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         await page.run("kept = 42").done()
         await eventually(jupyter_env.is_parked)
         lease = await jupyter_env.only_lease()
@@ -151,9 +145,7 @@ async def test_a_kernel_that_is_killed_while_it_is_parked_is_restarted_in_its_po
     jupyter_env: JupyterEnv, manager: Managers, parks: Any
 ) -> None:
     pods: PodPool = parks(idle_limit="1s")
-    km = manager(jupyter_env.install("all", "1"), config=restarting_soon())
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("all", "1"), config=restarting_soon())) as (km, page):
         await page.run("kept = 42").done()
         await eventually(jupyter_env.is_parked)
         before = await jupyter_env.only_lease()

@@ -16,7 +16,7 @@ from gpu_pool_client import EndReason, GpuPoolError, Lease, LeaseState, OverQuot
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.session import SessionTimes
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually, kill
 
 
@@ -24,10 +24,7 @@ async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
-
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("all", "1"))) as (_, page):
         await page.run("import os; kept = 42").done()
         await eventually(jupyter_env.is_parked)
         other = await jupyter_env.fill("1")
@@ -108,9 +105,7 @@ threading.Thread(target=watch, daemon=True).start()
 @pytest.mark.long
 async def test_a_kernel_at_work_is_not_idle(jupyter_env: JupyterEnv, manager: Managers, course: Any) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         cell = page.run("import time; time.sleep(4); print('done')")
         waiting = await jupyter_env.fill("100%")
         assert waiting.state is LeaseState.WAITING
@@ -122,10 +117,7 @@ async def test_an_interrupt_while_it_waits_to_resume_leaves_it_parked_and_the_ne
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
-
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("all", "1"))) as (km, page):
         await page.run("kept = 42").done()
         await eventually(jupyter_env.is_parked)
         other = await jupyter_env.fill("1")
@@ -156,9 +148,7 @@ async def test_a_kernel_says_that_it_is_in_use(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s", keep_at_most="1h")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         cell = await page.run("%gpu keep 2h").done()
         await cell.shows("keeps its GPU slice for 1h, the most that its course allows at once.")
         shown = (await page.run("%gpu").done()).heard
@@ -181,9 +171,7 @@ async def test_a_kernel_that_is_kept_longer_than_its_lease_lasts_names_the_earli
     jupyter_env: JupyterEnv, manager: Managers, course: Any, limits: dict[str, str], told: str
 ) -> None:
     course(longest_lease="30min", **limits)
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         cell = await page.run("%gpu keep 2h").done()
         await cell.shows(told)
 
@@ -249,9 +237,7 @@ async def test_a_kernel_that_was_ended_and_is_restarted_runs_its_first_cell(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="5s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         await page.run("1").done()
         await jupyter_env.pool.release((await jupyter_env.only_lease()).id, EndReason.REVOKED)
         await eventually(lambda: km.provisioner.session.stands_in)
@@ -306,9 +292,7 @@ async def test_a_kernel_killed_while_it_waits_to_resume_can_be_restarted(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("all", "1"))) as (km, page):
         await eventually(jupyter_env.is_parked)
         other = await jupyter_env.fill("1")
         cell = page.run("print(1)")
@@ -324,9 +308,7 @@ async def test_code_on_the_control_channel_does_not_run_while_parked(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         await eventually(jupyter_env.is_parked)
         content = {"code": "ran = True", "silent": False, "allow_stdin": False}
         told = await page.ask("execute_request", content, "control").done()
@@ -338,9 +320,7 @@ async def test_whether_it_is_debugged_is_answered_while_it_is_parked(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         await eventually(jupyter_env.is_parked)
         content = {"type": "request", "command": "debugInfo", "seq": 1, "arguments": {}}
         reply = (await page.ask("debug_request", content, "control").done()).reply
@@ -367,9 +347,7 @@ async def test_a_pool_that_cannot_answer_for_a_moment_costs_no_variables(
     monkeypatch.setattr(GPUPoolProvisioner, "times", SessionTimes(ask_again=0.1, park_again=0.1))
     for name in ("attach", "park", "resume"):
         monkeypatch.setattr(jupyter_env.pool, name, every_other_time(getattr(jupyter_env.pool, name), fault))
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         await page.run("kept = 42").done()
         await eventually(jupyter_env.is_parked)
         assert (await page.run("print(kept)").done()).outputs == ["42\n"]

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_pool.pool.backend import Adapted
 from gpu_pool_client import PodPhase, parse_request
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually
 from support.pods import PodPool, pods
 
@@ -20,9 +20,7 @@ __all__ = ["pods"]
 
 
 async def test_a_kernel_runs_in_a_pod(jupyter_env: JupyterEnv, manager: Managers, pods: PodPool) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         cell = await page.run("import os; print(os.getpid(), os.environ['GPU_POOL_SLICE'])").done()
         (pod,) = pods.running
         assert pod.process is not None
@@ -48,9 +46,7 @@ async def test_a_cell_is_interrupted(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, supervised: bool
 ) -> None:
     pods.supervised = supervised
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         code = "print('begun', flush=True); import subprocess, time; subprocess.run(['sleep', '3'])"
         cell = page.run(f"{code}; time.sleep(600)")
         await cell.shows("begun")
@@ -96,9 +92,7 @@ async def test_the_first_cell_reads_what_a_starting_pod_does(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.images.clear()
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         interrupted = page.run("print('never')")
         await interrupted.shows("The kernel is starting on a GPU slice of 2%. Its software is being fetched.")
         await km.interrupt_kernel()
@@ -176,9 +170,7 @@ async def test_a_restart_where_the_image_has_no_supervisor_replaces_the_pod(
 async def test_a_restart_where_the_supervisor_does_not_answer_makes_a_new_pod(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         await page.run("x = 1").done()
         (first,) = pods.running
         assert first.process is not None
@@ -194,9 +186,7 @@ async def test_a_restart_and_a_shutdown_while_the_pod_starts(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, now: bool
 ) -> None:
     pods.images.clear()
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         cell = page.run("print('never')")
         await cell.shows("being fetched")
         await km.restart_kernel(now=now)
@@ -216,9 +206,7 @@ async def test_an_idle_kernel_is_warned_and_ended_where_its_course_says_so(
 ) -> None:
     course(idle_limit="8s", when_idle="end", warn_before="8s")
     pods: PodPool = request.getfixturevalue("pods")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         told = await page.run("import os; print([n for n in os.environ if '_IDLE_' in n])").done()
         shown = told.outputs
         assert "GPU_POOL_IDLE_ENDS" in shown[-1]
@@ -262,9 +250,7 @@ async def test_the_time_in_the_clusters_own_queue_does_not_count(
 async def test_another_size_comes_with_a_restart(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         cell = page.run("%gpu use 10%")
         await cell.shows("Restart the kernel: it then changes to 10%, if that is free.")
         await page.run("%gpu use lots").done()
@@ -295,9 +281,7 @@ async def test_a_slice_of_another_size_than_was_asked_for_is_told(
         return Adapted(parse_request("3%"))
 
     monkeypatch.setattr(pods.inner.backend, "adapt", adapt)
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         await page.run("print('on')").shows("You asked for 2% of a GPU. This cluster has no slice of exactly")
         assert (await page.run("import os; print(os.environ['GPU_POOL_SLICE'])").done()).outputs == ["3%\n"]
 

@@ -12,7 +12,7 @@ from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
 from gpu_pool_client import Lease, NotAllowed
 from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pods import AWAY, PodPool, pods, until_followed
 
@@ -30,9 +30,9 @@ async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, tmp_path: Path, supervised: bool, why: str
 ) -> None:
     pods.supervised = supervised
-    km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(
+        manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    ) as (km, page):
         await page.run("1").done()
         if supervised:
             await until_followed(km, page, tmp_path / "followed")
@@ -57,9 +57,7 @@ async def test_a_kernel_that_dies_is_restarted_on_its_slice_and_says_why(
 async def test_who_restarts_no_kernels_hears_of_its_end_and_may_restart_it(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, tmp_path: Path
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         await until_followed(km, page, tmp_path / "followed")
         lease = await jupyter_env.only_lease()
         (pod,) = pods.running
@@ -85,9 +83,7 @@ async def test_a_supervisor_that_answers_late_restarts_its_kernel_all_the_same(
         return made[-1]
 
     monkeypatch.setattr(SupervisorConnection, "connect", connected)
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         await page.run("1").done()
         (pod,) = pods.running
         await eventually(lambda: made)
@@ -103,9 +99,7 @@ async def test_a_restart_that_cannot_change_the_size_is_in_the_same_pod(
     async def away(*_: object, **__: object) -> Lease:
         raise AWAY
 
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         await page.run("%gpu use 10%").shows("Restart the kernel: it then changes to 10%")
         (pod,) = pods.running
         pods.fault = AWAY
@@ -120,9 +114,9 @@ async def test_a_restart_that_cannot_change_the_size_is_in_the_same_pod(
 async def test_of_a_kernel_that_ends_with_its_pod_it_is_told_what_took_that(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(
+        manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, config=restarting_soon())
+    ) as (_, page):
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
         await cell.shows("begun")
         lease = await jupyter_env.only_lease()
@@ -139,9 +133,7 @@ async def test_of_a_kernel_that_ends_with_its_pod_it_is_told_what_took_that(
 async def test_a_running_cell_is_told_of_trouble_with_its_machine_and_that_it_is_over(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
         await cell.shows("begun")
         (pod,) = pods.running
@@ -157,9 +149,7 @@ async def test_a_running_cell_is_told_of_trouble_with_its_machine_and_that_it_is
 async def test_a_cell_that_does_not_begin_is_told_of_trouble_with_its_machine(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         await page.run("1").done()
         (pod,) = pods.running
         os.kill(pod.kernel, signal.SIGSTOP)
@@ -186,9 +176,7 @@ async def test_a_kernel_that_nobody_restarts_gives_its_slice_back(
 async def test_a_pod_that_the_cluster_takes_is_told_of_and_the_next_cell_asks_anew(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
         await cell.shows("begun")
         lease = await jupyter_env.only_lease()
@@ -203,9 +191,7 @@ async def test_a_pod_that_the_cluster_takes_is_told_of_and_the_next_cell_asks_an
 async def test_a_revoked_lease_is_told_of_with_its_words(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         await page.run("1").done()
         await pods.revoke((await jupyter_env.only_lease()).id, "The course is over.")
         await eventually(lambda: not pods.running)
@@ -229,9 +215,7 @@ async def test_what_a_pool_refuses_is_what_the_cell_reads_and_the_next_cell_asks
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, fault: Exception, words: str
 ) -> None:
     pods.fault = fault
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         (error,) = (await page.run("1").done()).outputs
         assert f"This cell did not run. {words}" in error
         await eventually(jupyter_env.is_empty)
@@ -245,9 +229,7 @@ async def test_a_service_that_is_away_for_a_moment_does_no_harm(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.fault = AWAY
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         cell = page.run("x = 1; print('well')")
         await cell.shows("is not there. Still trying.")
         pods.fault = None
@@ -304,9 +286,7 @@ async def test_a_kernel_that_does_not_encrypt_is_told_of_at_once(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.encrypted = False
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         (error,) = (await page.run("1").done()).outputs
         assert "needs ipykernel 7.4 or newer" in " ".join(error.split())
     assert not pods.running
@@ -315,8 +295,6 @@ async def test_a_kernel_that_does_not_encrypt_is_told_of_at_once(
 async def test_a_kernel_that_ends_at_once_says_how(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two", pod_argv=["sh", "-c", "exit 3"]))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two", pod_argv=["sh", "-c", "exit 3"]))) as (_, page):
         (error,) = (await page.run("1").done()).outputs
         assert "The kernel ended before it was ready. It ended with exit status 3." in " ".join(error.split())

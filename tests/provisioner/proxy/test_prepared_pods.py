@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers
 from support.pods import PodPool, PodProcess, pods
 
@@ -31,9 +31,7 @@ async def test_a_first_kernel_begins_in_it_and_restarts_there(
 ) -> None:
     prepared = pods.prepare()
     await until_listening(prepared)
-    km = manager(jupyter_env.install("two", env={"OWN": "mine"}))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two", env={"OWN": "mine"}))) as (km, page):
         code = "import os; print(os.getpid(), os.environ['GPU_POOL_SLICE'], os.environ['OWN'])"
         assert (await page.run(code).done()).outputs == [f"{prepared.kernel} 2% mine\n"]
         assert (await page.run("%gpu").done()).status == "ok"
@@ -55,9 +53,7 @@ async def test_its_supervisor_may_still_be_starting(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     prepared = pods.prepare()
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         assert (await page.run("print('well')").done()).outputs == ["well\n"]
     assert pods.launched == [prepared]
 
@@ -82,9 +78,7 @@ async def test_where_no_kernel_comes_of_it_another_pod_has_it(
         os.kill(prepared.process.pid, signal.SIGSTOP)
     else:
         prepared.key = "of another pod"
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (_, page):
         assert (await page.run("print('well')").done()).outputs == ["well\n"]
     assert len(pods.launched) == 2
     assert pods.running == [pods.launched[1]]

@@ -18,7 +18,7 @@ from gpu_pool_client import Lease, NotAllowed
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from gpu_pool_provisioner.session.events import SizeChange
-from support.frontend import Cell, Frontend, frontend
+from support.frontend import Cell, Frontend, frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 
 FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
@@ -30,9 +30,7 @@ async def waiting_for(
 ) -> AsyncIterator[tuple[Any, Frontend, Cell, str]]:
     """Run a cell in a kernel that waits; yield the kernel, its frontend, the cell, and what it waits for."""
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         cell = page.run(code)
         await cell.shows("Waiting for a GPU slice of 2%.")
         yield km, page, cell, held.id
@@ -64,9 +62,7 @@ async def test_a_kernel_that_has_waited_changes_its_size_and_is_restarted_with_i
 async def test_a_kernel_that_lends_its_slice_gets_it_back_at_its_new_size(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("all", "1"))) as (_, page):
         await page.run("%gpu use 10%").done()
         await eventually(jupyter_env.is_parked)
         other = await jupyter_env.fill("1")

@@ -16,7 +16,7 @@ import pytest
 
 from gpu_pool_provisioner.ports import PortReservation
 from support import port_thief
-from support.frontend import frontend
+from support.frontend import frontend, page_of
 from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually
 from support.ports import write_connection
 
@@ -86,9 +86,7 @@ def test_no_other_user_can_listen_on_a_kernel_s_ports_from_when_they_are_chosen(
 async def test_a_python_kernel_listens_where_no_other_user_comes(
     jupyter_env: JupyterEnv, manager: Managers, transport: str
 ) -> None:
-    km = manager(jupyter_env.install("two"), transport=transport)
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"), transport=transport)) as (km, page):
         code = "from ipykernel.kernelapp import IPKernelApp\nkernel = IPKernelApp.instance()\n"
         (printed,) = (await page.run(f"{code}print(kernel.transport, kernel.ip)").done()).outputs
     is_used, place = printed.split()
@@ -122,9 +120,7 @@ async def test_a_kernel_whose_ports_others_take_is_launched_elsewhere_and_nothin
     jupyter_env: JupyterEnv, manager: Managers, taken: Path
 ) -> None:
     argv = [sys.executable, "-c", LATE, str(taken), "3", thief(), "{connection_file}", *TINY]
-    km = manager(jupyter_env.install("late", argv=argv, language="tiny"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("late", argv=argv, language="tiny"))) as (km, page):
         assert (await page.run("well").done()).outputs == ["WELL on 2%"]
     assert heard(taken) == ["", *["ready 5\n"] * 3]
     lease = await jupyter_env.only_lease()
@@ -139,9 +135,7 @@ async def test_a_restarted_kernel_listens_where_nobody_has_seen_it_yet(
         sockets = psutil.Process(km.provisioner.pid).net_connections("inet")
         return {each.laddr for each in sockets if each.status == "LISTEN"}
 
-    km = manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))) as (km, page):
         await page.run("well").done()
         before = listens()
         await km.restart_kernel(now=True)
@@ -169,9 +163,7 @@ async def test_a_kernel_whose_ports_others_always_take_says_so(
     jupyter_env: JupyterEnv, manager: Managers, taken: Path
 ) -> None:
     argv = [sys.executable, "-c", LATE, str(taken), "1000", thief(), "{connection_file}", *TINY]
-    km = manager(jupyter_env.install("late", argv=argv, language="tiny"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("late", argv=argv, language="tiny"))) as (_, page):
         (told,) = (await page.run("well").done()).outputs
     assert "Another user of this machine took the ports" in told
     assert set(heard(taken)) == {"ready 5\n"}

@@ -31,7 +31,7 @@ from gpu_pool_client import (
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import SessionTimes, State
-from support.frontend import Frontend, frontend
+from support.frontend import Frontend, frontend, page_of
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
 from support.pools import device, take
 
@@ -126,9 +126,7 @@ async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before
 async def test_a_cell_of_which_half_the_end_was_lost_ends_with_its_kernel_and_the_next_one_is_told_why(
     served: JupyterEnv, manager: Managers, code: str, status: str
 ) -> None:
-    km = manager(served.install("tiny", argv=TINY, language="tiny"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(served.install("tiny", argv=TINY, language="tiny"))) as (_, page):
         cell = page.run(code)
         await cell.shows(f"{code.upper()} on 2%")
         await eventually(

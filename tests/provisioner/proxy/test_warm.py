@@ -11,7 +11,7 @@ import pytest
 from gpu_pool_client import Process, connect
 from gpu_pool_provisioner.templates import templates
 from support.fixtures import soon, spec
-from support.frontend import frontend
+from support.frontend import page_of
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
 from support.pods import PodPool, pods
 from support.service import ForkServer, serving
@@ -30,9 +30,7 @@ async def test_a_kernel_that_waited_in_the_queue_is_warm(
     first = manager(name)
     await until_ready(first)
     lesson = await jupyter_env.fill("98%")
-    km = manager(name)
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(name)) as (km, page):
         cell = page.run(IS_THERE)
         await cell.shows("You are next in the queue")
         await jupyter_env.pool.release(lesson.id)
@@ -56,9 +54,7 @@ async def test_a_warm_kernel_is_parked_and_comes_back(
     await answer(first)
     await eventually(has_a_template)
     await first.shutdown_kernel(now=True)
-    km = manager(name)
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(name)) as (km, page):
         assert (await page.run(f"{IS_THERE}; kept = 42").done()).outputs == ["True\n"]
         await eventually(jupyter_env.is_parked)
         assert (await page.run("print(kept)").done()).outputs == ["42\n"]

@@ -17,7 +17,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import port_names
 from jupyter_client.manager import AsyncKernelManager
 
-from support.frontend import frontend, listening
+from support.frontend import frontend, listening, page_of
 from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually, is_running, kill
 from support.ports import free_ports, write_connection
 
@@ -52,9 +52,7 @@ async def test_a_wrapped_kernel_waits_gives_up_waits_again_and_runs(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(install(jupyter_env))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(install(jupyter_env))) as (km, page):
         cell = page.run("print('never')")
         await cell.shows("Waiting for a GPU slice of 2%. You are next in the queue")
         await km.interrupt_kernel()
@@ -137,9 +135,7 @@ async def test_frontends_replace_placeholders_as_they_like(
 
 
 async def test_a_refusal_is_what_the_first_cell_reads(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(install(jupyter_env, size="2x50%"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(install(jupyter_env, size="2x50%"))) as (_, page):
         (error,) = (await page.run("1").done()).outputs
     assert error.startswith("GpuSliceNotGranted: This cell did not run.")
     assert "2x50%" in error
@@ -150,9 +146,7 @@ async def test_a_refusal_is_what_the_first_cell_reads(jupyter_env: JupyterEnv, m
 async def test_the_kernel_dies_with_its_wrapper(
     jupyter_env: JupyterEnv, manager: Managers, number: signal.Signals, argv: tuple[str, ...]
 ) -> None:
-    km = manager(install(jupyter_env, argv))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(install(jupyter_env, argv))) as (km, page):
         await page.run("1").done()
     pid = child_of(km)
     os.kill(km.provisioner.pid, number)
@@ -187,9 +181,7 @@ def is_there(path: str) -> bool:
 
 
 async def test_a_wrapped_kernel_changes_its_size(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(install(jupyter_env))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(install(jupyter_env))) as (km, page):
         told = await page.run("%gpu use 10%").done()
         assert told.outputs[0].startswith("This kernel now has 10% of a GPU")
         assert "A restart brings back the size" in told.outputs[0]

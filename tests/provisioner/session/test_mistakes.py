@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_pool_provisioner.proxy.relay import Relay
-from support.frontend import frontend
+from support.frontend import page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 
 
@@ -21,9 +21,7 @@ async def test_what_fails_as_a_kernel_has_just_answered_is_told_in_the_cell(
 
     monkeypatch.setattr(Relay, "begin", fails_once)
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
         cell = page.run("1")
         await cell.shows("Waiting")
         await jupyter_env.pool.release(held.id)

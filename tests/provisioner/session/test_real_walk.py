@@ -14,7 +14,7 @@ from jupyter_client.manager import AsyncKernelManager
 from gpu_pool_client import GpuPoolError, Lease, LeaseState
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
-from support.frontend import Cell, Frontend, frontend
+from support.frontend import Cell, Frontend, page_of
 from support.jupyter_env import TINY, JupyterEnv, Managers, eventually, is_running, kill
 
 STEPS = 40
@@ -109,9 +109,7 @@ def listens(port: int) -> bool:
 async def test_no_walk_of_real_kernels_breaks_a_promise(
     jupyter_env: JupyterEnv, manager: Managers, seed: int
 ) -> None:
-    km = manager(jupyter_env.install("tiny", "1", TINY, language="shout"))
-    await km.start_kernel()
-    async with frontend(km) as page:
+    async with page_of(manager(jupyter_env.install("tiny", "1", TINY, language="shout"))) as (km, page):
         walk = Walk(jupyter_env, km, page, seed)
         for _ in range(STEPS):
             await walk.step()
