@@ -25,8 +25,7 @@ def _has_jobs(login: Login, *jobs: str) -> Callable[[], Awaitable[bool]]:
 async def test_a_job_that_is_held_or_moved_says_so_and_runs_once_it_may(login: Login) -> None:
     taken = login.slurm.submit("sleep 600", "--gres=gpu:v100:2", "--nodelist=n1")
     login.slurm.until(taken, "RUNNING")
-    manager = await login.start("1 model=v100")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("1 model=v100")) as page:
         cell = page.run("print('ran')")
         await cell.shows("It is next in the queue of partition gpu")
         [job] = [each for each in login.jobs() if each != taken]
@@ -42,8 +41,7 @@ async def test_a_job_that_is_held_or_moved_says_so_and_runs_once_it_may(login: L
 
 
 async def test_a_job_that_is_suspended_says_so_and_goes_on(login: Login, tmp_path: Path) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         end = tmp_path / "end"
         code = "import pathlib, time; print('began')\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.05)"
         cell = page.run(code.format(str(end)))
@@ -58,8 +56,7 @@ async def test_a_job_that_is_suspended_says_so_and_goes_on(login: Login, tmp_pat
 
 
 async def test_a_cell_that_is_run_in_a_job_that_was_suspended_says_so(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         [pid] = (await page.run("import os; print(os.getpid())").done()).outputs
         [job] = login.jobs()
         login.slurm.run("scontrol", "suspend", job)
@@ -71,14 +68,12 @@ async def test_a_cell_that_is_run_in_a_job_that_was_suspended_says_so(login: Log
 
 
 async def test_of_what_a_controller_takes_that_hung_meanwhile_one_job_remains(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:  # so that what there is is known
+    async with frontend(manager := await login.start("40%")) as page:  # so that what there is is known
         await page.run("1").done()
         await manager.shutdown_kernel(now=True)
     await eventually(_has_jobs(login))
     with login.slurm.silent():
-        manager = await login.start("40% model=t4")
-        async with frontend(manager) as page:
+        async with frontend(manager := await login.start("40% model=t4")) as page:
             cell = page.run("print('ran')")
             await cell.shows("Slurm does not answer")
     async with frontend(manager) as page:

@@ -65,8 +65,7 @@ async def test_a_job_that_could_not_be_cancelled_is_cancelled_once_slurm_answers
     login.slurm.until(taken, "RUNNING")
     # The names of jobs are asked for with the first one, and then once a minute.
     for _ in range(2):
-        manager = await login.start("1 model=t4")
-        async with frontend(manager) as page:
+        async with frontend(manager := await login.start("1 model=t4")) as page:
             await page.run("1").shows("in the queue")
             [job] = [each for each in login.jobs() if each != taken]
             if len(login.started) == 1:
@@ -86,8 +85,7 @@ async def test_a_job_that_could_not_be_cancelled_is_cancelled_once_slurm_answers
 async def test_a_job_of_before_the_cluster_was_set_up_anew_may_have_the_number_of_another(
     login: Login,
 ) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         await page.run("1").done()
         own = login.slurm.submit("sleep 600", "--job-name=thesis")
         login.slurm.until(own, "RUNNING")

@@ -35,8 +35,7 @@ async def _ended_as(login: Login) -> tuple[str, str]:
 async def test_a_job_that_reaches_its_time_limit_says_so_and_the_next_cell_has_a_new_one(
     login: Login,
 ) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         await page.run("1").done()
         [job] = login.jobs()
         cell = page.run("import time; print('began')\nwhile True: time.sleep(0.05)")
@@ -91,8 +90,7 @@ class TestMemory:
             assert login.jobs() == [job]
 
     async def test_a_job_that_was_ended_for_memory_says_so(self, login: Login) -> None:
-        manager = await login.start("40%")
-        async with frontend(manager) as page:
+        async with frontend(await login.start("40%")) as page:
             shown = await page.run("import os; print(os.getppid())").done()
             [job] = login.jobs()
             # So that Linux ends the job's main process, as where a site has it end all of a job at once.

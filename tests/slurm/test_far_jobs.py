@@ -59,8 +59,7 @@ async def login(site: FarSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def _whole_life(login: Login, site: FarSite) -> None:
-    manager = await login.start("40% model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await login.start("40% model=t4")) as page:
         before = (await page.run(_SHOW).done()).outputs[-1].split()
         assert before[:2] == ["far", login.jobs()[0]]
         assert (await page.run("print('x' * 3_000_000)").done()).outputs[-1].count("x") == 3_000_000
@@ -102,8 +101,7 @@ async def test_a_job_that_cannot_be_reached_either_way_is_cancelled_and_the_cell
     login: Login, site: FarSite
 ) -> None:
     with site.closed(inwards=True, outwards=True):
-        manager = await login.start("40% model=t4")
-        async with frontend(manager) as page:
+        async with frontend(await login.start("40% model=t4")) as page:
             cell = page.run("1")
             await cell.shows("Its job runs on n2, which cannot be reached from here, and has not connected")
             [job] = login.jobs()
@@ -117,8 +115,7 @@ async def test_a_job_that_cannot_be_reached_either_way_is_cancelled_and_the_cell
 
 
 async def test_whoever_has_no_key_is_refused_at_the_ports_of_the_node(login: Login, site: FarSite) -> None:
-    manager = await login.start("40% model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40% model=t4")) as page:
         await page.run("1").done()
         [folder] = (login.env.folder / "data" / "gpu-pool-jobs").iterdir()
         ports = json.loads((folder / "address.json").read_text())

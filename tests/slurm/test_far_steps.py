@@ -46,8 +46,7 @@ async def allocate(site: FarSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 async def test_a_kernel_of_a_step_lives_on_another_machine(allocate: Allocate, site: FarSite) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await shell.start("1 model=t4")) as page:
         before = (await page.run(_SHOW).done()).outputs[-1].split()
         assert before[:2] == ["far", "GPU-t"]
         asked = await page.run("print(input('What? '))", allow_stdin=True).done()
@@ -84,8 +83,7 @@ async def test_kernels_share_the_shards_of_another_machine_and_one_dies_alone(
         listing = await asyncio.create_subprocess_exec(*status, stdout=asyncio.subprocess.PIPE)
         told, _ = await listing.communicate()
         assert (told.count(b"held"), listing.returncode) == (2, 0), told
-        third = await shell.start("20% model=t4")
-        async with frontend(third) as three:
+        async with frontend(await shell.start("20% model=t4")) as three:
             cell = three.run(_SHOW)
             await cell.shows("Waiting for a GPU slice of 20%")
             site.far.run("kill", "-KILL", *_pids_of(site, shown[0][2]))
@@ -98,8 +96,7 @@ async def test_the_end_of_the_allocation_is_the_end_of_its_kernels_on_all_machin
     allocate: Allocate, site: FarSite
 ) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await shell.start("1 model=t4")) as page:
         step = (await page.run(_SHOW).done()).outputs[-1].split()[2]
         cell = page.run("import time; print('began')\nwhile True: time.sleep(0.05)")
         await cell.shows("began")

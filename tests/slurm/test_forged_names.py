@@ -20,8 +20,7 @@ _LEFT = "{}|RUNNING|None|1|gpu|N/A|N/A|n1|{}"
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can submit a stranger's job")
 async def test_the_name_of_a_strangers_job_says_nothing_of_others(login: Login) -> None:
-    manager = await login.start("40% model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40% model=t4")) as page:
         await page.run("1").done()
         [job] = login.jobs()
         name = login.slurm.run("squeue", "--noheader", "--format=%j").strip()

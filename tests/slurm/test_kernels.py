@@ -29,8 +29,7 @@ _UNTIL = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.slee
 
 
 async def test_a_kernel_is_a_job_on_the_part_of_a_gpu_that_it_asked_for(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run(_SHOW).done()
         [job] = login.jobs()
         assert re.fullmatch(rf"0 {job} \d+\n", cell.outputs[-1]), cell.outputs
@@ -45,8 +44,7 @@ async def test_a_job_has_what_the_users_profile_sets_and_nothing_of_the_server(
     (tmp_path / ".bash_profile").write_text("export FROM_PROFILE=set\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TOKEN_OF_SERVER", "secret")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         show = "import os; print(*map(os.environ.get, ('FROM_PROFILE', 'HOME', 'TOKEN_OF_SERVER')))"
         cell = await page.run(show).done()
         assert cell.outputs[-1] == f"set {tmp_path} None\n"
@@ -57,8 +55,7 @@ async def test_a_job_has_what_the_users_profile_sets_and_nothing_of_the_server(
 async def test_the_cell_shows_where_the_job_stands_and_runs_by_itself(login: Login) -> None:
     taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1", "--time=10")
     login.slurm.until(taken, "RUNNING")
-    manager = await login.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("1 model=t4")) as page:
         cell = page.run("print('ran')")
         await cell.shows("Waiting for a whole GPU. It is next in the queue of partition gpu")
         await cell.shows("It waits until what it needs is free.")
@@ -72,8 +69,7 @@ async def test_the_cell_shows_where_the_job_stands_and_runs_by_itself(login: Log
 async def test_the_cell_says_which_gpu_would_be_had_sooner(login: Login) -> None:
     taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
     login.slurm.until(taken, "RUNNING")
-    manager = await login.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("1 model=t4")) as page:
         cell = page.run("print('ran')")
         await cell.shows("A GPU of the type v100 is free now: with model=v100 it would start sooner.")
         both = login.slurm.submit("sleep 600", "--gres=gpu:v100:2")
@@ -84,8 +80,7 @@ async def test_the_cell_says_which_gpu_would_be_had_sooner(login: Login) -> None
 async def test_while_slurm_does_not_answer_a_cell_that_waits_says_so(login: Login) -> None:
     taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
     login.slurm.until(taken, "RUNNING")
-    manager = await login.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("1 model=t4")) as page:
         cell = page.run("print('ran')")
         await cell.shows("It is next in the queue of partition gpu")
         with login.slurm.silent():
@@ -117,8 +112,7 @@ async def test_a_cluster_of_a_federation_is_refused(login: Login, monkeypatch: p
 async def test_a_kernel_that_is_ended_when_idle_ends_its_job(login: Login) -> None:
     with (login.env.folder / "config" / "gpu_pool_config.py").open("a") as settings:
         settings.write('c.PoolSettings.default_course = {"idle_limit": "8s", "when_idle": "end"}\n')
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         await page.run("1").done()
         await eventually(lambda: not login.jobs())
         cell = page.run("1")
@@ -128,8 +122,7 @@ async def test_a_kernel_that_is_ended_when_idle_ends_its_job(login: Login) -> No
 async def test_a_kernel_that_waits_takes_its_job_with_it(login: Login) -> None:
     taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
     login.slurm.until(taken, "RUNNING")
-    manager = await login.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await login.start("1 model=t4")) as page:
         await page.run("1").shows("Waiting for a whole GPU.")
         await manager.shutdown_kernel(now=True)
     await eventually(lambda: login.jobs() == [taken])
@@ -138,8 +131,7 @@ async def test_a_kernel_that_waits_takes_its_job_with_it(login: Login) -> None:
 async def test_an_interrupt_gives_up_the_cell_and_the_job_keeps_its_place(login: Login) -> None:
     taken = login.slurm.submit("sleep 600", "--gres=gpu:t4:1")
     login.slurm.until(taken, "RUNNING")
-    manager = await login.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await login.start("1 model=t4")) as page:
         cell = page.run("1")
         await cell.shows("Waiting for a whole GPU.")
         await manager.interrupt_kernel()
@@ -154,8 +146,7 @@ async def test_an_interrupt_gives_up_the_cell_and_the_job_keeps_its_place(login:
 
 async def test_of_a_gpu_whose_memory_slurm_does_not_know_that_is_said(login: Login) -> None:
     login.configure(gpu_memory={})
-    manager = await login.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("1 model=t4")) as page:
         cell = page.run("from gpu_pool_kernels.inkernel.slice_info import current; print(current())")
         await cell.shows("unknown granted")
         assert "memory: not known, none" in "".join(cell.outputs)
@@ -165,8 +156,7 @@ async def test_of_a_gpu_whose_memory_slurm_does_not_know_that_is_said(login: Log
 
 
 async def test_a_restart_is_in_the_same_job(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(manager := await login.start("40%")) as page:
         assert (await page.run(f"print({IS_FORKED})").done()).outputs[-1] == "True\n"
         before = (await page.run(_SHOW).done()).outputs[-1].split()
         await manager.restart_kernel(now=True)
@@ -177,8 +167,7 @@ async def test_a_restart_is_in_the_same_job(login: Login) -> None:
 
 
 async def test_a_cancelled_job_is_told_of_in_the_next_cell(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         await page.run("1").done()
         [job] = login.jobs()
         login.slurm.run("scancel", job)
@@ -188,8 +177,7 @@ async def test_a_cancelled_job_is_told_of_in_the_next_cell(login: Login) -> None
 
 
 async def test_the_end_of_the_kernel_is_the_end_of_its_job(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(manager := await login.start("40%")) as page:
         await page.run("1").done()
     await manager.shutdown_kernel(now=True)
 
@@ -208,8 +196,7 @@ def _visible_in_processes() -> Iterator[str]:
 
 
 async def test_no_key_is_where_others_can_read_it(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(manager := await login.start("40%")) as page:
         await page.run("1").done()
         key = manager.session.key.decode()
         [job] = login.jobs()
@@ -227,8 +214,7 @@ async def test_no_key_is_where_others_can_read_it(login: Login) -> None:
 
 async def test_the_time_limit_of_the_job_is_warned_of(login: Login) -> None:
     login.configure(time="9")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         [job] = login.jobs()
         lease = await login.env.only_lease()
         assert lease.terms.job == f"Slurm job {job}"
@@ -244,8 +230,7 @@ async def test_the_time_limit_of_the_job_is_warned_of(login: Login) -> None:
 
 async def test_what_slurm_refuses_is_said_in_its_words(login: Login) -> None:
     login.configure(constraint="nosuch")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run("1").done()
     assert "Slurm refuses the kernel's job: sbatch: error:" in " ".join("".join(cell.outputs).split())
     assert login.jobs() == []
@@ -257,8 +242,7 @@ async def _jobs_after(page: Frontend, login: Login) -> list[str]:
 
 
 async def test_an_administrator_cannot_requeue_a_kernel(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         [job] = await _jobs_after(page, login)
         requeue = await asyncio.create_subprocess_exec("scontrol", "requeue", job)
         assert await requeue.wait()
@@ -267,8 +251,7 @@ async def test_an_administrator_cannot_requeue_a_kernel(login: Login) -> None:
 
 
 async def test_a_node_that_fails_is_told_of_and_a_restart_is_a_new_job(login: Login) -> None:
-    manager = await login.start("40% model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await login.start("40% model=t4")) as page:
         [job] = await _jobs_after(page, login)
         node = login.slurm.job(job)["NodeList"]
         login.slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
@@ -285,8 +268,7 @@ async def test_a_node_that_fails_is_told_of_and_a_restart_is_a_new_job(login: Lo
 
 async def test_a_job_that_can_never_start_says_so_in_the_cell(login: Login) -> None:
     login.configure(time="5:00:00")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         await page.run("1").shows(
             "Its time limit is longer than its partition allows, so that it never starts."
         )
@@ -295,8 +277,7 @@ async def test_a_job_that_can_never_start_says_so_in_the_cell(login: Login) -> N
 async def test_what_a_job_is_told_is_never_shell(login: Login) -> None:
     told = "$(touch ran) `touch ran` ; touch ran '\" & a"
     login.configure(account=told)
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         [job] = await _jobs_after(page, login)
         assert login.slurm.run("squeue", "--noheader", "--format=%a").strip() == told
         assert not list(login.env.folder.rglob("ran"))
@@ -306,16 +287,14 @@ async def test_what_a_job_is_told_is_never_shell(login: Login) -> None:
 
 async def test_a_job_that_fails_says_how_and_its_last_words(login: Login) -> None:
     login.configure(prologue="echo the module is missing; exit 3")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run("1").done()
     shown = " ".join("".join(cell.outputs).split())
     assert re.search(r"Slurm job \d+ ended with status 3. Its last words: the module is missing", shown)
 
 
 async def test_while_slurm_does_not_answer_kernels_run_and_the_cell_says_so(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         await page.run("1").done()
         end = login.env.folder / "end"
         with login.slurm.silent():
@@ -367,8 +346,7 @@ asyncio.run(main())
 
 
 async def test_two_servers_of_one_user_know_of_one_anothers_jobs(login: Login) -> None:
-    manager = await login.start("40% model=v100")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40% model=v100")) as page:
         await page.run("1").done()
         [first] = login.jobs()
         code = _ANOTHER.format(name=login.env.install("GPU 40", "40%"))
@@ -404,8 +382,7 @@ async def test_the_job_of_a_server_that_was_killed_as_it_submitted_is_cancelled(
     )
     assert await killed.wait() == -9
     [orphan] = [job for job in login.jobs() if job != taken]
-    manager = await login.start("40% model=v100")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40% model=v100")) as page:
         await page.run("1").done()
         await eventually(lambda: orphan not in login.jobs())
 

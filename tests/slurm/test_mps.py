@@ -26,8 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 async def test_a_kernel_is_a_job_on_a_part_by_mps_and_says_what_limits_it(login: Login) -> None:
-    manager = await login.start("40% model=v100")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40% model=v100")) as page:
         await page.run("1").done()
         [job] = login.jobs()
         assert login.slurm.job(job)["TresPerNode"].endswith("mps:v100:40")

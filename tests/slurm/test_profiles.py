@@ -27,8 +27,7 @@ async def test_a_profile_that_ends_the_shell_of_a_job_is_named(
     login: Login, profile: Callable[[str], object], lines: str, status: int
 ) -> None:
     profile(f"{lines}\n")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run("1").done()
     shown = " ".join("".join(cell.outputs).split())
     assert re.search(
@@ -43,8 +42,7 @@ async def test_while_a_profile_runs_the_cell_says_so(
 ) -> None:
     end = tmp_path / "end"
     profile(f"while [ ! -e {end} ]; do sleep 0.1; done\n")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = page.run("print('ran')")
         await cell.shows("Its job has begun, and runs the profile of its login shell.")
         end.touch()
@@ -56,16 +54,14 @@ async def test_a_profile_that_prints_and_fails_is_no_hindrance(
     login: Login, profile: Callable[[str], object]
 ) -> None:
     profile("echo welcome; echo a warning >&2; false; nosuchcommand\ncd /nowhere; export SET=yes\n")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run("import os; print(os.environ['SET'])").done()
         assert cell.outputs[-1] == "yes\n"
 
 
 async def test_a_prologue_that_ends_the_job_in_good_order_is_named(login: Login) -> None:
     login.configure(prologue="exit")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run("1").done()
     shown = " ".join("".join(cell.outputs).split())
     assert "ended with status 0. A line of its prologue has ended it, before the kernel was started." in shown
@@ -73,8 +69,7 @@ async def test_a_prologue_that_ends_the_job_in_good_order_is_named(login: Login)
 
 async def test_a_prologue_is_shell_and_sets_no_option_of_the_job(login: Login) -> None:
     login.configure(prologue="#SBATCH --array=0-3\n#SBATCH --exclusive\nexport SET=yes")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run("import os; print(os.environ['SET'])").done()
         assert cell.outputs[-1] == "yes\n"
         [job] = login.jobs()
@@ -87,7 +82,6 @@ async def test_a_kernel_is_a_job_of_this_cluster_whatever_its_user_has_chosen_fo
 ) -> None:
     for name in ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"):
         monkeypatch.setenv(name, "elsewhere")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run("print('ran')").done()
         assert cell.outputs[-1] == "ran\n"

@@ -46,8 +46,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 async def test_what_a_submit_plugin_says_is_shown(login: Login) -> None:
     login.configure(constraint="forbidden")
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         cell = await page.run("1").done()
     assert "This site gives kernels no such node. Write to help@example.org." in " ".join(
         "".join(cell.outputs).split()
@@ -56,8 +55,7 @@ async def test_what_a_submit_plugin_says_is_shown(login: Login) -> None:
 
 
 async def test_a_kernel_that_gives_way_to_an_urgent_job_says_so(login: Login) -> None:
-    manager = await login.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("1 model=t4")) as page:
         await page.run("1").done()
         [job] = login.jobs()
         urgent = login.slurm.submit("sleep 600", "--partition=urgent", "--gres=gpu:t4:1")
@@ -68,14 +66,12 @@ async def test_a_kernel_that_gives_way_to_an_urgent_job_says_so(login: Login) ->
 
 
 async def test_without_munge_the_cell_says_what_slurm_says(login: Login) -> None:
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         await page.run("1").done()
         socket = login.slurm.folder / "munge.socket"
         away = socket.rename(socket.with_name("away"))
         try:
-            other = await login.start("10%")
-            async with frontend(other) as second:
+            async with frontend(await login.start("10%")) as second:
                 await second.run("1").shows("munge")
             assert (await page.run("print(6 * 7)").done()).outputs[-1] == "42\n"
         finally:

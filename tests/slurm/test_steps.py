@@ -55,8 +55,7 @@ async def test_kernels_run_on_all_nodes_of_the_job_and_the_next_one_waits(alloca
     async with frontend(first) as one, frontend(second) as two:
         shown = [(await page.run(_SHOW).done()).outputs[-1].split() for page in (one, two)]
         assert sorted(each[:2] for each in shown) == [["n1", "GPU-0"], ["n2", "GPU-t"]]
-        third = await shell.start("1")
-        async with frontend(third) as three:
+        async with frontend(await shell.start("1")) as three:
             cell = three.run(_SHOW)
             await cell.shows("Waiting for a whole GPU")
             await first.shutdown_kernel(now=True)
@@ -66,8 +65,7 @@ async def test_kernels_run_on_all_nodes_of_the_job_and_the_next_one_waits(alloca
 
 async def test_a_restart_is_in_the_same_step_and_an_interrupt_reaches_the_cell(allocate: Allocate) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await shell.start("1 model=t4")) as page:
         before = (await page.run(_SHOW).done()).outputs[-1].split()
         await manager.restart_kernel(now=True)
         await page.is_connected()
@@ -89,8 +87,7 @@ async def test_the_pool_divides_the_shards_of_each_node(allocate: Allocate) -> N
     async with frontend(managers[0]) as one, frontend(managers[1]) as two:
         shown = [(await page.run(_SHOW).done()).outputs[-1].split() for page in (one, two)]
         assert [each[:2] for each in shown] == [["n2", "GPU-t"]] * 2
-        third = await shell.start("20% model=t4")
-        async with frontend(third) as page:
+        async with frontend(await shell.start("20% model=t4")) as page:
             await page.run("1").shows("Waiting for a GPU slice of 20%")
 
 
@@ -98,8 +95,7 @@ async def test_frameworks_are_held_to_a_part_as_beside_the_server(allocate: Allo
     shell = allocate("--nodes=2", "--gres=shard:40")
     folder = shell.env.folder / "packages"
     (folder / "cupy_cuda12x-13.3.0.dist-info").mkdir(parents=True)
-    manager = await shell.start("20% model=t4", PYTHONPATH=str(folder))
-    async with frontend(manager) as page:
+    async with frontend(await shell.start("20% model=t4", PYTHONPATH=str(folder))) as page:
         names = "'CUPY_GPU_MEMORY_LIMIT', 'GPU_POOL_ENFORCED'"
         cell = await page.run(f"import os; print(*map(os.environ.get, ({names})))").done()
     bytes_, _, enforced = cell.outputs[-1].partition(" ")
@@ -115,8 +111,7 @@ async def test_more_than_the_job_was_given_of_any_node_is_refused(allocate: Allo
 
 async def test_the_end_of_the_kernel_is_the_end_of_its_step(allocate: Allocate) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await shell.start("1 model=t4")) as page:
         step = (await page.run(_SHOW).done()).outputs[-1].split()[2]
         assert f"{shell.job}.{step}" in shell.steps()
     await manager.shutdown_kernel(now=True)
@@ -128,8 +123,7 @@ async def test_a_step_whose_srun_does_not_end_is_ended_by_slurm(
 ) -> None:
     monkeypatch.setattr("gpu_pool.slurm.launching.ALONE", 10_000)
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await shell.start("1 model=t4")) as page:
         await page.run("1").done()
     [srun] = [each for each in psutil.Process().children() if each.name() == "srun"]
     srun.suspend()
@@ -152,8 +146,7 @@ async def test_the_start_of_a_kernel_and_no_look_removes_what_steps_of_jobs_that
     (folder / "step-987654-2-cd-1").mkdir()
     await shell.ask("1")
     assert (folder / "step-987654-1-ab-1").exists()
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await shell.start("1 model=t4")) as page:
         await page.run("1").done()
     assert not (folder / "step-987654-1-ab-1").exists()
     assert (folder / f"step-{shell.job}-1-ab-1").exists()
@@ -162,8 +155,7 @@ async def test_the_start_of_a_kernel_and_no_look_removes_what_steps_of_jobs_that
 
 async def test_a_kernel_that_dies_says_how_and_a_restart_is_in_the_same_step(allocate: Allocate) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await shell.start("1 model=t4")) as page:
         before = (await page.run(_SHOW).done()).outputs[-1].split()
         page.run("import os; os._exit(3)")
         await eventually(lambda: _is_dead(manager))
@@ -176,8 +168,7 @@ async def test_a_kernel_that_dies_says_how_and_a_restart_is_in_the_same_step(all
 
 async def test_a_slice_that_is_taken_back_takes_its_step_with_it(allocate: Allocate) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await shell.start("1 model=t4")) as page:
         await page.run("1").done()
         [lease] = await shell.env.leases()
         assert (lease.terms.in_pod, lease.terms.job) == (True, f"Slurm job {shell.job}")
@@ -191,8 +182,7 @@ async def test_a_kernel_that_is_ended_when_idle_ends_its_step(allocate: Allocate
     (shell.env.folder / "config" / "gpu_pool_config.py").write_text(
         'c.PoolSettings.default_course = {"idle_limit": "8s", "when_idle": "end"}\n'
     )
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await shell.start("1 model=t4")) as page:
         await page.run("1").done()
         await eventually(shell.is_empty)
         await page.run("1").shows("idle")
@@ -217,8 +207,7 @@ async def test_another_size_may_be_had_on_another_node_at_a_restart(
 
 async def test_a_step_that_is_cancelled_is_told_of_in_slurms_words(allocate: Allocate) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(manager := await shell.start("1 model=t4")) as page:
         step = f"{shell.job}.{(await page.run(_SHOW).done()).outputs[-1].split()[2]}"
         shell.slurm.run("scancel", step)
         await eventually(lambda: _is_dead(manager))
@@ -232,8 +221,7 @@ async def test_a_step_that_is_cancelled_is_told_of_in_slurms_words(allocate: All
 
 async def test_the_end_of_the_job_is_warned_of(allocate: Allocate) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1", "--time=9")
-    manager = await shell.start("1 model=t4")
-    async with frontend(manager) as page:
+    async with frontend(await shell.start("1 model=t4")) as page:
         end = shell.env.folder / "end"
         cell = page.run(_UNTIL.format(str(end)))
         await cell.shows(f"Slurm job {shell.job} ends in")

@@ -54,8 +54,7 @@ async def test_a_kernel_is_a_job_by_a_token_which_it_does_not_have(
     login: Login, sign_in: Callable[[int], str]
 ) -> None:
     token = sign_in(600)
-    manager = await login.start("40%")
-    async with frontend(manager) as page:
+    async with frontend(await login.start("40%")) as page:
         show = "import os; print('SLURM_JWT' in os.environ, os.environ['SLURM_JOB_ID'])"
         [job] = login.jobs() if (cell := await page.run(show).done()) else []
         assert cell.outputs[-1] == f"False {job}\n"
