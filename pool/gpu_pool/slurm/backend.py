@@ -28,8 +28,7 @@ from gpu_pool.settings import load_config, load_settings
 from gpu_pool.slurm import jobs, launching
 from gpu_pool.slurm.commands import ask
 from gpu_pool.slurm.jobs import Job
-from gpu_pool.slurm.kernel_jobs import ENDED, KernelJob
-from gpu_pool.slurm.launching import ALONE
+from gpu_pool.slurm.launching import ALONE, ENDED, KernelJob
 from gpu_pool.slurm.reverse_tunnels import ReverseTunnels
 from gpu_pool.slurm.settings import SlurmSettings
 from gpu_pool.slurm.watch import JobQueueWatch, cancelled_by, last_of
