@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -293,60 +293,66 @@ def _asked_to_wait(answer: ServiceAnswer) -> float:
     return min(float(text), _LONGEST_PAUSE) if text.isascii() and text.isdecimal() else 0.0
 
 
+@dataclass(slots=True)
+class _Renewed:
+    """The leases of one service that are renewed, and every how many seconds."""
+
+    every: float
+    lease_ids: set[str] = field(default_factory=set)
+
+
 class LeaseHeartbeat:
     """Says for as long as this process lives which leases it still wants. Used by any thread.
 
     A service on TCP cannot see that a process has ended, so it takes back what it does not hear of. One
-    thread does it for the whole process, whichever pool object asked and whether or not that is open still:
-    closing a pool ends no lease.
+    thread for each service does it for the whole process, whichever pool object asked and whether or not
+    that is open still: closing a pool ends no lease. Neither a service that does not answer, nor one that
+    gives its leases more time, holds up what another one is told.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._kept: dict[Endpoint, set[str]] = {}
-        self._every = _RENEWED_AGAIN
-        self._runs = False
+        self._renewed: dict[Endpoint, _Renewed] = {}
 
     def keep(self, endpoint: Endpoint, lease_id: str, ttl: float) -> None:
-        """Renew a lease that ends without it after ``ttl`` seconds."""
+        """Renew a lease that ends without it after ``ttl`` seconds, as all of its service do."""
         with self._changed:
-            self._every = ttl / _RENEWALS
-            self._kept.setdefault(endpoint, set()).add(lease_id)
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._run, name="gpu-pool-heartbeat", daemon=True).start()
-            self._changed.notify()
+            renewed = self._renewed.get(endpoint)
+            if renewed is None:
+                renewed = _Renewed(ttl / _RENEWALS)
+                run = partial(self._run, endpoint, renewed)
+                threading.Thread(target=run, name="gpu-pool-heartbeat", daemon=True).start()
+                self._renewed[endpoint] = renewed
+            renewed.every = ttl / _RENEWALS
+            renewed.lease_ids.add(lease_id)
+            self._changed.notify_all()
 
     def drop(self, endpoint: Endpoint, lease_ids: set[str]) -> None:
         """Renew these leases no more."""
         with self._changed:
-            left = self._kept.get(endpoint, set()) - lease_ids
-            if left:
-                self._kept[endpoint] = left
-            else:
-                self._kept.pop(endpoint, None)
+            if endpoint in self._renewed:
+                self._renewed[endpoint].lease_ids -= lease_ids
 
     def keeps(self, endpoint: Endpoint, lease_id: str) -> bool:
         """Whether a lease is renewed."""
         with self._changed:
-            return lease_id in self._kept.get(endpoint, ())
+            return endpoint in self._renewed and lease_id in self._renewed[endpoint].lease_ids
 
-    def _run(self) -> None:
-        due = time.monotonic() + self._every
+    def _run(self, endpoint: Endpoint, renewed: _Renewed) -> None:
+        due = time.monotonic() + renewed.every
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._kept))
+                self._changed.wait_for(lambda: bool(renewed.lease_ids))
                 # What is shorter than what was known before counts at once.
-                while (left := min(due, time.monotonic() + self._every) - time.monotonic()) > 0:
+                while (left := min(due, time.monotonic() + renewed.every) - time.monotonic()) > 0:
                     self._changed.wait(left)
-                    due = min(due, time.monotonic() + self._every)
-                kept = [(endpoint, sorted(ids)) for endpoint, ids in self._kept.items()]
+                    due = min(due, time.monotonic() + renewed.every)
+                ids = sorted(renewed.lease_ids)
             answered = [
                 self._beat(endpoint, ids[first : first + _RENEWED_AT_ONCE])
-                for endpoint, ids in kept
                 for first in range(0, len(ids), _RENEWED_AT_ONCE)
             ]
-            due = time.monotonic() + (self._every if all(answered) else min(self._every, _RENEWED_AGAIN))
+            due = time.monotonic() + (renewed.every if all(answered) else min(renewed.every, _RENEWED_AGAIN))
 
     def _beat(self, endpoint: Endpoint, lease_ids: list[str]) -> bool:
         body = bodies.HeartbeatBody(leases=lease_ids).model_dump_json().encode()

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from gpu_pool_client._processes import boot_id
 from gpu_pool_client._remote.client import RemotePool, lease_heartbeat
 from support.hub import Hub, HubService, serving_hub
 from support.pools import ME, embedded, running, take
+from support.ports import free_port
 from support.service import ForkServer, asking
 from support.stand_in_hub import behind_stand_in
 from support.streams import closing
@@ -100,6 +102,36 @@ async def test_a_client_with_thousands_of_leases_keeps_each(behind_hub: HubServi
         client.send_signal(signal.SIGSTOP)
         assert await end_of(pool, lost) is EndReason.EXPIRED
     assert (await pool.get_lease(mine)).state is LeaseState.HELD
+
+
+@pytest.mark.parametrize(
+    ("ttl", "is_stopped"), [(600, False), (TTL, True)], ids=["gives more time", "does not answer"]
+)
+async def test_what_another_service_of_the_process_does_ends_no_lease_of_this_one(
+    children: ForkServer,
+    pool: Pool,
+    behind_hub: HubService,
+    hub: Hub,
+    folder: Path,
+    ttl: int,
+    is_stopped: bool,
+) -> None:
+    elsewhere = replace(hub, service_port=free_port())
+    async with (
+        serving_hub(children, elsewhere, folder / "other", f"c.ServeApp.ttl = {ttl}") as other,
+        connect(other.url) as there,
+    ):
+        mine = await take(pool, "50%", "mine")
+        await take(there, "50%", "theirs")
+        if is_stopped:
+            assert other.service.process
+            os.kill(other.service.process.pid, signal.SIGSTOP)
+        # Whoever says nothing loses theirs meanwhile, twice, so that time has passed.
+        for _ in range(2):
+            with asking(behind_hub.url, "50%") as (client, [lost]):
+                client.send_signal(signal.SIGSTOP)
+                assert await end_of(pool, lost) is EndReason.EXPIRED
+        assert (await pool.get_lease(mine)).state is LeaseState.HELD
 
 
 @pytest.mark.long
