@@ -16,11 +16,11 @@ from contextlib import suppress
 from typing import Final
 
 from gpu_pool_client._background import background_loop, in_background
-from gpu_pool_client._errors import OverQuota, PoolUnreachable
+from gpu_pool_client._errors import BadRequest, GpuPoolError, LeaseGone
 from gpu_pool_client._log import get_logger
 
-#: What a pool raises where it cannot hear of it now: it is away, or its user has asked too much of it.
-_NOT_NOW: Final = (PoolUnreachable, OverQuota)
+#: What a pool raises that will say no other the next time: there is nothing to give back.
+_LASTING: Final = (LeaseGone, BadRequest)
 #: Seconds for which whoever gives back waits until it is done.
 WAITS: Final = 5.0
 #: Seconds to leave a pool alone that was just away, and one that has been away for long.
@@ -58,6 +58,14 @@ class Backoff:
     async def wait(self) -> None:
         """Sleep for the next pause."""
         await asyncio.sleep(self.pause())
+
+
+def _is_not_heard(error: BaseException | None) -> bool:
+    """Whether a pool may hear the next time what it has answered so.
+
+    It is away, its user has asked too much of it, or it has failed, as a service that cannot write its store.
+    """
+    return isinstance(error, GpuPoolError) and not isinstance(error, _LASTING)
 
 
 class GivingBack:
@@ -120,19 +128,22 @@ class GivingBack:
     ) -> None:
         """Give back until the pool has heard of it, or until :meth:`keep`."""
         backoff = Backoff(again_after, _SELDOM)
-        while self._jobs.get(name) is job:
-            self._tries[name] = mine = asyncio.ensure_future(give())
-            await asyncio.wait({mine})
-            error = mine.exception()
-            if not isinstance(error, _NOT_NOW):
-                if error is not None:
-                    get_logger().warning("%s ends when its process is seen gone: %s", what, error)
-                break
-            if backoff.is_fresh:
-                get_logger().warning("%s is given back once its pool answers: %s", what, error)
-            await backoff.wait()
-        if self._jobs.get(name) is job:
-            del self._jobs[name], self._tries[name]
+        try:
+            while self._jobs.get(name) is job:
+                self._tries[name] = mine = asyncio.ensure_future(give())
+                await asyncio.wait({mine})
+                if not mine.cancelled() and not _is_not_heard(error := mine.exception()):
+                    if error is not None:
+                        get_logger().warning("%s ends when its process is seen gone: %s", what, error)
+                    break
+                if backoff.is_fresh:
+                    why = "the attempt was cancelled" if mine.cancelled() else mine.exception()
+                    get_logger().warning("%s is given back once its pool answers: %s", what, why)
+                await backoff.wait()
+        finally:
+            if self._jobs.get(name) is job:
+                del self._jobs[name]
+                self._tries.pop(name, None)
 
     async def _call_off(self, name: Hashable) -> None:
         """Try no more; return once no try is under way."""

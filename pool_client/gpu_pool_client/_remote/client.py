@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from pydantic import ValidationError
 
-from gpu_pool_client._errors import GpuPoolError, NotAllowed, OverQuota, PoolUnreachable
+from gpu_pool_client._errors import BadRequest, NeverFits, NotAllowed, PoolUnreachable
 from gpu_pool_client._leases import EndReason, Holder, Lease, LeaseState
 from gpu_pool_client._operations import operation_of
 from gpu_pool_client._pods import KernelPod
@@ -187,9 +187,7 @@ class RemotePool(Pool):
             answer = await self._ask(
                 _REQUEST, _REQUEST.address(arguments), _REQUEST.content(arguments), retry_for=0.0
             )
-        except (PoolUnreachable, OverQuota):
-            raise
-        except GpuPoolError:
+        except (BadRequest, NeverFits, NotAllowed):
             return  # there is none
         lease: Lease = self._read(_REQUEST, answer)
         is_in_use = lease.process is not None or lease_heartbeat().keeps(self._endpoint, lease.id)
