@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextvars import Context, copy_context
@@ -40,6 +41,8 @@ class StoreThread:
     returns what ``leases.read(store, lease_id)`` does. Each goes by the course files as they are then.
     ``open_store`` opens it at the first call, by ``give_up_at`` (``time.monotonic()``) at the latest;
     ``before_opening`` is waited for before that, however long it takes.
+
+    It is of the process that has made it: a forked child has neither the thread nor the store's locks.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class StoreThread:
         #: Seconds after which a transaction is given up that could not begin, and that closing may take.
         self.answer_within, self.close_within = 30.0, 1.0
         self._path = path
+        self._pid = os.getpid()
         self._before_opening = before_opening
         self._opened = _OpenedStore(open_store)
         self._worker = Worker("gpu-pool", self._opened.together)
@@ -69,8 +73,8 @@ class StoreThread:
         """Run a transaction with these arguments, and return what it returns.
 
         Raises ``StoreUnusable`` where it could not begin within :attr:`answer_within` seconds, or is not
-        done soon after. What there was no room for is tried once more: what was written before may have
-        been moved together meanwhile.
+        done soon after, and at once in a forked child. What there was no room for is tried once more: what
+        was written before may have been moved together meanwhile.
         """
         return self._answer(
             _Call(self._caller, copy_context(), transaction, args, kwargs), self.answer_within
@@ -88,6 +92,12 @@ class StoreThread:
         return self._answer(_Call(self._caller, copy_context(), transaction, args, kwargs, False), seconds)
 
     async def _answer(self, call: _Call, seconds: float, tries: int = 2) -> Any:
+        if self._is_forked:
+            raise StoreUnusable(
+                f"Process {os.getpid()} was forked from process {self._pid}, and cannot use the pool's "
+                f"store, {self._path}, by what that one has opened.",
+                "Connect to the pool in the process that uses it.",
+            )
         if self._before_opening is not None and self._opened.store is None:
             await self._before_opening()
         give_up_at = time.monotonic() + seconds
@@ -109,18 +119,27 @@ class StoreThread:
     ) -> None:
         """Run a transaction after those already queued, however long they take; nobody waits for it.
 
-        What there is no room for is done as soon as there is.
+        What there is no room for is done as soon as there is. In a forked child there is nothing to do:
+        whatever it has asked for was refused.
         """
+        if self._is_forked:
+            return
         call = _Call(self._caller, copy_context(), transaction, args, kwargs)
         self._worker.submit(partial(self._opened.run_unawaited, call))
 
     async def close(self) -> None:
-        """Close the store once what was begun is done."""
+        """Close the store once what was begun is done. A forked child has none of it."""
+        if self._is_forked:
+            return
         self._worker.submit(self._opened.close)
         # Whatever holds the store up has been said already by the call that met it.
         with contextlib.suppress(TimeoutError):
             await self._worker.run(lambda: None, self.close_within)
         self._worker.stop()
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._pid
 
     def _stuck(self, within: float) -> StoreUnusable:
         store = self._opened.store
