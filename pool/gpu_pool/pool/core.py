@@ -188,7 +188,7 @@ class PoolCore:
     async def refresh(self, max_age: float, patience: float = 0.0) -> None:
         """Write down which devices there are, and which of them work, by a look that is not older."""
         found = await self.backend.devices(max_age, patience, self.registry.known)
-        if found != self.registry.noted:
+        if self.registry.may_be_news(found):
             await self.store.run(self.registry.write_down, found)
 
     async def until_noted(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from gpu_pool.devices.inventory import Inventory
 from gpu_pool.pool.backend import DevicesFound
 from gpu_pool.store import leases, reclaim, registration
 from gpu_pool.store.context import StoreContext
@@ -47,27 +48,37 @@ class DeviceRegistry:
         self.write_down(store, found)
 
     def write_down(self, store: StoreContext, found: DevicesFound) -> None:
-        """Write down what was found, as far as it is news."""
+        """Write down what was found, as far as it is news.
+
+        Whether devices work is compared with what is in the store: others write that, too.
+        """
         known, inventory = self.noted, found.inventory
         is_new = known is None or (known.inventory, known.others) != (inventory, found.others)
         # Where others are told apart, what is there is what was found, and nothing else.
         if is_new and (inventory.devices or found.others is not None):
             self._register(store, inventory.devices, found)
-        if is_new:
-            self._note_broken(store, found)
+        if is_new and self._is_owner:
+            self._note_broken(store, inventory)
         if found.faults:
             registration.set_faults(store, found.faults)
         self.noted = found
 
-    def _note_broken(self, store: StoreContext, found: DevicesFound) -> None:
-        """Where the driver fails, nothing new can use the devices that were here before."""
-        inventory, self.known = found.inventory, ()
-        if not inventory.by_driver:
-            return
-        if inventory.is_broken or (self._is_owner and inventory.problems and not inventory.devices):
-            here = registration.present_devices(store, everywhere=self._is_owner)
+    def may_be_news(self, found: DevicesFound) -> bool:
+        """Whether there may be anything to write down of what was found."""
+        # Where several processes decide, another one may have written since that a device fails.
+        return found != self.noted or bool(found.faults and not self._is_owner)
+
+    def _note_broken(self, store: StoreContext, inventory: Inventory) -> None:
+        """Where the driver fails for a service, nothing new can use the devices that were here before.
+
+        One process of several says so of no device: the driver may fail in its container alone. It is
+        granted nothing itself.
+        """
+        self.known = ()
+        if inventory.by_driver and inventory.problems and not inventory.devices:
+            here = registration.present_devices(store)
             registration.set_faults(store, dict.fromkeys(here, inventory.problems[0]))
-            self.known = tuple(here.values()) if self._is_owner else ()
+            self.known = tuple(here.values())
 
     def _register(self, store: StoreContext, devices: Sequence[Device], found: DevicesFound) -> None:
         """Make these the pool's devices; where simulated ones are still in use, do so once they are not."""

@@ -100,10 +100,9 @@ class DeviceTable:
             values = {"uuid": device.uuid, "position": position, "facts": write_device(device)}
             self._db.run("upsert_device", {**values, "seen_from": seen.where})
 
-    def present(self, where: str = "") -> dict[str, Device]:
-        """Return the devices of the pool by uuid, with ``where`` those alone that were seen from there."""
-        rows = (row for row in self._present() if row["seen_from"].startswith(where))
-        return {row["uuid"]: read_device(row["facts"]) for row in rows}
+    def present(self) -> dict[str, Device]:
+        """Return the devices of the pool by uuid."""
+        return {row["uuid"]: read_device(row["facts"]) for row in self._present()}
 
     def seen_from(self, where: str) -> set[str]:
         """Return the uuids of the devices that processes have registered which see the same."""

@@ -75,10 +75,10 @@ def usable(store: StoreContext, own: Collection[str], seen: SeenFrom, *, limited
     return frozenset((found | set(own)) & present.keys())
 
 
-def present_devices(store: StoreContext, *, everywhere: bool = True) -> dict[str, Device]:
-    """Return the pool's real devices by uuid; else those that were seen from this pid namespace."""
+def present_devices(store: StoreContext) -> dict[str, Device]:
+    """Return the pool's real devices by uuid."""
     with store.db.snapshot():
-        found = store.devices.present("" if everywhere else pid_namespace())
+        found = store.devices.present()
     return {uuid: device for uuid, device in found.items() if not device.simulated}
 
 

@@ -54,6 +54,47 @@ async def main():
 print(json.dumps(asyncio.run(main())))
 """
 
+#: Opens one pool on which nothing is asked of the driver after its first request until its second, which is
+#: told of; between the two another process of this machine sees something bad, and does one thing.
+TWO = """
+import asyncio, json, os, sys
+from pathlib import Path
+from gpu_pool.embedded.pool import local_pool
+from gpu_pool.settings import PoolSettings
+from gpu_pool.tuning import Tuning
+from gpu_pool_client import GpuPoolError, Holder, parse_request
+
+good, bad, does = json.loads(sys.argv[1])
+file = Path(os.environ["NVML_STUB_SCENARIO"])
+
+def show(scenario):
+    file.with_suffix(".draft").write_text(scenario)
+    file.with_suffix(".draft").replace(file)
+
+def opened():
+    return local_pool(Path(os.environ["STORE"]), PoolSettings(tuning=Tuning(passes_every=None)))
+
+async def ask(pool, key):
+    return (await pool.request(parse_request("10% index=0"), Holder("ada"), key)).state.value
+
+async def main():
+    told = {}
+    async with opened() as well, opened() as other:
+        told["before"] = await ask(well, "before")
+        if does == "ask":
+            await other.status()  # it has found its GPUs while all was well
+        show(bad)
+        told["note"] = (await other.status()).note
+        if does == "ask":
+            told["other"] = await ask(other, "other")
+        show(good)
+        told["after"] = await ask(well, "after")
+        told["note after"] = (await well.status()).note
+    return told
+
+print(json.dumps(asyncio.run(main())))
+"""
+
 
 @pytest.fixture(scope="module")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -65,8 +106,12 @@ def scenario(library: str = "", gpu0: str = "", gpu1: str = "") -> str:
 
 
 def live(nvml: Path, folder: Path, bad: str, *, owner: bool = False) -> dict[str, Any]:
-    arguments = json.dumps([scenario(), bad, owner])
-    code = f"import sys; sys.argv = ['', {arguments!r}]\n{LIFE}"
+    return told_by(nvml, folder, LIFE, bad, owner)
+
+
+def told_by(nvml: Path, folder: Path, program: str, bad: str, how: object) -> dict[str, Any]:
+    arguments = json.dumps([scenario(), bad, how])
+    code = f"import sys; sys.argv = ['', {arguments!r}]\n{program}"
     told: dict[str, Any] = json.loads(
         nvml_stub.run(nvml, scenario(), code, STORE=str(folder / "store.db"), XDG_RUNTIME_DIR=str(folder))
     )
@@ -128,3 +173,20 @@ def test_nothing_new_is_granted_on_a_gpu_that_fails_and_the_others_go_on(
 def test_what_says_nothing_of_a_gpu_changes_nothing(nvml: Path, tmp_path: Path, harmless: str) -> None:
     told = live(nvml, tmp_path, scenario(gpu0=harmless))
     assert (told["granted"], told["elsewhere"], told["note"]) == (True, [0], "")
+
+
+@pytest.mark.parametrize("code", [9, 10, 18, 999], ids=["not loaded", "timeout", "versions", "unknown"])
+def test_one_that_only_looks_and_whose_driver_fails_stops_no_other(
+    nvml: Path, tmp_path: Path, code: int
+) -> None:
+    told = told_by(nvml, tmp_path, TWO, scenario(f"fail nvmlInitWithFlags {code}\n"), "look")
+    assert told["note"], "it is told why there is nothing for it"
+    assert (told["before"], told["after"], told["note after"]) == ("held", "held", "")
+
+
+def test_what_one_process_found_to_fail_another_one_takes_back_that_sees_it_work(
+    nvml: Path, tmp_path: Path
+) -> None:
+    told = told_by(nvml, tmp_path, TWO, scenario(gpu0="fail nvmlDeviceGetMemoryInfo 999\n"), "ask")
+    assert told["other"] == "waiting"
+    assert (told["before"], told["after"], told["note after"]) == ("held", "held", "")
