@@ -15,6 +15,7 @@
     lease_changes   wakes those who wait when something happens to their leases
     event_streams   pages that stay live by server-sent events
     health          whether the pool works
+    background      what goes on beside answering, and is begun again where it fails
     handler         what all handlers do alike: JSON in and out, errors as problem documents, the audit log
     handlers        what answers at each route
     api             the routes, their OpenAPI description and the application

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,18 +179,21 @@ class ServeApp(ServeSettings, Program):
         await heartbeats.end_unheard(pool, (*status.leases, *status.queue), time.monotonic())
         changes = LeaseChanges(pool, self.log, heartbeats, self._pool_settings.tuning.looked_every)
         options = self._options(pool, changes, heartbeats)
-        servers, later = [self._open_socket(options, listening)], []
+        servers, tasks = [self._open_socket(options, listening)], options.served.health.tasks
         if self._place is not None:
             hub_site = self._hub_site(options, self._place)
             servers.append(self._open_hub(options, self._place, hub_site))
-            later.append(_show_pages(hub_site, servers[-1]))
+            tasks.begin(
+                "Showing the pages for browsers",
+                partial(_show_pages, hub_site, servers[-1]),
+                needed=False,
+            )
         courses = CourseLog(options.courses, self.log)
         await asyncio.to_thread(courses.log_changes)
-        health = options.served.health
-        running = [
-            asyncio.create_task(each)
-            for each in (changes.run(), courses.run(), health.run(), self._forget_old(pool), *later)
-        ]
+        tasks.begin("Looking for changes of leases", changes.run)
+        tasks.begin("Trying whether the pool works", options.served.health.run)
+        tasks.begin("Following the course files for the log", courses.run, needed=False)
+        tasks.begin("Forgetting what ended long ago", partial(self._forget_old, pool), needed=False)
         self.log.info("Serving %s at unix:%s", pool.url, listening.path)
         # What is there now lives as long as the service: the search for garbage need not go through it
         # again and again.
@@ -202,8 +206,7 @@ class ServeApp(ServeSettings, Program):
         await self._give_last_answers(options)
         for server in servers:
             await server.close_all_connections()
-        for task in running:
-            task.cancel()
+        tasks.end()
 
     async def _forget_old(self, pool: GpuPool) -> None:
         """Keep less of what ended long ago, for as long as the service runs."""

@@ -1,4 +1,4 @@
-"""Whether the pool works: its store can be read, and written, and its devices can be used."""
+"""Whether the pool works: its store can be read and written, its devices used, and the service goes on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gpu_pool.pool.pool import GpuPool
+from gpu_pool.service.background import BackgroundTasks
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client import NotAllowed, PoolUnreachable
 from gpu_pool_client import _procfs as procfs
@@ -23,8 +24,16 @@ _WITHIN: Final = 2.0
 class Health:
     """What is wrong with a pool, as of a few seconds ago. Used in one event loop."""
 
-    def __init__(self, pool: GpuPool, changes: LeaseChanges, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        pool: GpuPool,
+        changes: LeaseChanges,
+        log: logging.Logger,
+        tasks: BackgroundTasks | None = None,
+    ) -> None:
         self._pool = pool
+        #: What goes on beside answering, by default nothing yet.
+        self.tasks = tasks or BackgroundTasks(log)
         self._changes = changes
         self._log = log
         self._problem: PoolUnreachable | None = None
@@ -49,7 +58,7 @@ class Health:
     async def problem(self) -> PoolUnreachable | None:
         """Return what was wrong at the last try; None if nothing was. Whoever asks changes nothing."""
         await self._tried.wait()
-        return self._problem or self._changes.problem
+        return self._problem or self._changes.problem or self.tasks.problem
 
     async def _find(self) -> PoolUnreachable | None:
         try:

@@ -88,7 +88,8 @@ class LeaseChanges:
     async def wait(self, lease_id: str, is_change: IsChange, seconds: float) -> bool:
         """Return True when a look finds a change of the lease.
 
-        False after so many seconds, or when the service stops: nobody has seen any.
+        False after so many seconds, or when the service stops: nobody has seen any. Raises what
+        ``is_change`` does.
         """
         if self.stopped or seconds <= 0:
             return False
@@ -129,30 +130,38 @@ class LeaseChanges:
             with suppress(RuntimeError):  # that loop has ended
                 loop.call_soon_threadsafe(self._decided.set)
 
-        self._pool.core.reconciler.on_change.append(tell)
-        while True:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._decided.wait(), self._look_every)
-            self._decided.clear()
-            began = time.monotonic()
-            try:
-                status = await self._pool.status()
-                await self._heartbeats.end_unheard(self._pool, (*status.leases, *status.queue), began)
-            except GpuPoolError as error:
-                self._failed(error if isinstance(error, PoolUnreachable) else _UNREADABLE)
-                self._log.error("Reading the leases failed: %s", error)
-                continue
-            except Exception:  # noqa: BLE001 - one broken lease must not end the service for all others
-                self._failed(_UNREADABLE)
-                self._log.exception("Reading the leases failed")
-                continue
+        on_change = self._pool.core.reconciler.on_change
+        on_change.append(tell)
+        try:
+            while True:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._decided.wait(), self._look_every)
+                self._decided.clear()
+                began = time.monotonic()
+                if await self._look(began):
+                    await asyncio.sleep(rest_after(time.monotonic() - began))
+        finally:
+            on_change.remove(tell)
+
+    async def _look(self, began: float) -> bool:
+        """Look once, and wake whom it concerns; return whether that succeeded."""
+        try:
+            status = await self._pool.status()
+            await self._heartbeats.end_unheard(self._pool, (*status.leases, *status.queue), began)
             if status.note and status.note != self._noted:
                 self._log.error("%s", status.note)
-            self._noted = status.note
-            self.problem = None
+            self._noted, self.problem = status.note, None
             self._remember(status, began)
             self._wake_waiters(status)
-            await asyncio.sleep(rest_after(time.monotonic() - began))
+        except GpuPoolError as error:
+            self._failed(error if isinstance(error, PoolUnreachable) else _UNREADABLE)
+            self._log.error("Reading the leases failed: %s", error)
+            return False
+        except Exception:  # noqa: BLE001 - one broken lease must not end the service for all others
+            self._failed(_UNREADABLE)
+            self._log.exception("Reading the leases failed")
+            return False
+        return True
 
     def _failed(self, problem: PoolUnreachable) -> None:
         self.problem = problem
@@ -172,8 +181,7 @@ class LeaseChanges:
         now = {lease.id: lease for lease in (*status.leases, *status.queue)}
         for lease_id, waiters in self._waiters.items():
             for is_change, woken in waiters:
-                if is_change(now.get(lease_id)):
-                    _wake(woken, found=True)
+                _wake_if(is_change, now.get(lease_id), woken)
 
     def _wake_watchers(self, status: PoolStatus) -> None:
         leases = [without_end_time(lease) for lease in (*status.leases, *status.queue)]
@@ -196,6 +204,15 @@ class LeaseChanges:
 def without_end_time(lease: Lease) -> Lease:
     """Return a lease without its terms: every look works out anew, with other microseconds, when it ends."""
     return replace(lease, terms=Terms())
+
+
+def _wake_if(is_change: IsChange, lease: Lease | None, woken: asyncio.Future[bool]) -> None:
+    try:
+        if is_change(lease):
+            _wake(woken, found=True)
+    except Exception as error:  # noqa: BLE001 - it belongs to who waits so, and is to keep nobody else
+        if not woken.done():
+            woken.set_exception(error)
 
 
 def _wake(woken: asyncio.Future[bool], *, found: bool = False) -> None:

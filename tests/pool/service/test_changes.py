@@ -135,3 +135,24 @@ async def test_a_look_that_fails_is_not_the_last(
     news.decided()
     await wait
     assert "broken" in caplog.text
+
+
+async def test_one_whose_question_fails_learns_it_and_keeps_nobody_else_waiting(
+    pool: Pool, news: LeaseChanges
+) -> None:
+    held, waits = [await take(pool, "1", key) for key in ("held", "waits")]
+
+    def broken(_: Lease | None) -> bool:
+        raise ZeroDivisionError
+
+    failing = asyncio.create_task(news.wait(waits, broken, 1_000))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(news.wait(waits, is_held, 1_000))
+    await asyncio.sleep(0)
+    await pool.release(held)
+    news.decided()
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(failing, 60)
+    assert await asyncio.wait_for(waiting, 60)
+    await look(news)
+    assert news.problem is None

@@ -27,6 +27,32 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     return folder
 
 
+#: A service that fails when it is to log what has become of a file of this text.
+_FAILS = """
+import gpu_pool.service.course_log as course_log
+changes = course_log.changes
+def failing(before, now):
+    if any("Unlucky" in str(course.title) for course in now.usable.values()):
+        raise ZeroDivisionError("unlucky")
+    return changes(before, now)
+course_log.changes = failing
+"""
+
+
+async def test_the_log_goes_on_where_it_has_failed(tmp_path: Path, folder: Path) -> None:
+    children = ForkServer(_FAILS)
+    try:
+        async with serving(children, tmp_path, f"c.PoolSettings.courses_dir = {str(folder)!r}\n") as service:
+            (folder / "good.yaml").write_text(GOOD.replace("title: A", "title: Unlucky"))
+            await eventually(lambda: "Following the course files for the log has failed" in service.log)
+            assert "ZeroDivisionError: unlucky" in service.log
+            (folder / "good.yaml").write_text(GOOD)
+            (folder / "bad.yaml").write_text(GOOD)
+            await eventually(lambda: "Courses: corrected, and in force: bad.yaml" in service.log)
+    finally:
+        children.close()
+
+
 def health(service: Service) -> list[tuple[str, str]]:
     environment = {"JUPYTER_CONFIG_DIR": str(service.folder), "GPU_POOL_URL": service.url}
     done = Terminal(service.children, service.folder, environment).run("health", "--json")

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from gpu_pool.service.background import BackgroundTasks
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool_client._remote.exchange import ask
 from support.hub import Hub, HubService
-from support.pools import embedded
+from support.pools import embedded, eventually
 from support.service import Service
 
 LOG = logging.getLogger("health-test")
@@ -81,6 +82,33 @@ async def test_a_store_that_another_program_has_locked_is_told_soon(service: Ser
 async def test_a_store_that_is_gone_is_told(service: Service) -> None:
     (service.folder / "store.db").rename(service.folder / "away.db")
     await until_told(service, "was removed or replaced")
+
+
+async def test_what_fails_beside_answering_is_begun_again_and_told_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on, begun = asyncio.Event(), list[str]()
+
+    async def fails_once() -> None:
+        begun.append("begun")
+        if len(begun) == 1:
+            raise ZeroDivisionError("once")
+        await goes_on.wait()
+
+    async with embedded(tmp_path / "store.db") as pool:
+        for told_for, needed, told in [(1_000.0, True, True), (0.0, True, False), (1_000.0, False, False)]:
+            begun.clear()
+            tasks = BackgroundTasks(LOG, again_after=0.01, told_for=told_for)
+            health = Health(pool, LeaseChanges(pool, LOG, Heartbeats(60, LOG)), LOG, tasks)
+            await health.try_once()
+            health.tasks.begin("Looking", fails_once, needed=needed)
+            await eventually(lambda: len(begun) == 2)
+            problem = await health.problem()
+            said = None if problem is None else str(problem)
+            assert said == ("Looking has failed. The service's log says why." if told else None)
+            health.tasks.end()
+    assert caplog.text.count("Looking has failed, and is begun again") == 3
+    assert "ZeroDivisionError: once" in caplog.text
 
 
 async def test_who_is_not_known_learns_no_more_than_that(behind_hub: HubService, hub: Hub) -> None:
