@@ -23,7 +23,7 @@ from gpu_pool.store.context import StoreContext
 from gpu_pool.store.errors import OtherDevices
 from gpu_pool.store.reclaim import Findings
 from gpu_pool.store.thread import StoreThread
-from gpu_pool_client import GpuPoolError, Lease, LeaseGone, LeaseState, PoolUnreachable, Process
+from gpu_pool_client import GpuPoolError, Lease, LeaseGone, LeaseState, Process
 from gpu_pool_client._log import get_logger
 
 # After a pass the reconciler rests, so that many changes are followed up by one pass:
@@ -245,7 +245,7 @@ class PoolSteps:
         self._serve_at = 0.0
         #: And when it is seen next who may give way to those who wait.
         self._ask_at = 0.0
-        #: What was held at the last pass, all of which is bound.
+        #: What was held at the last pass, and is bound.
         self._bound: Sequence[Lease] = ()
         #: Whether any of it may have a burst.
         self.may_burst = False
@@ -334,20 +334,36 @@ class PoolSteps:
                     await self._store.run(leases.queue_again, lease.id)
 
     async def _bind(self, _: Facts) -> bool:
-        """Make take effect what is held and does not yet, as far as this process is the one to do it."""
+        """Make take effect what is held and does not yet, as far as this process is the one to do it.
+
+        One that fails keeps no other from it. Unless it was ended, it is bound at the next pass.
+        """
         held = await self._store.run(_held)
         if held is self._bound:
             return False
         known = {(lease.id, lease.held_at) for lease in self._bound}
         new, me = [lease for lease in held if (lease.id, lease.held_at) not in known], Process.current()
+        failed: dict[str, GpuPoolError] = {}
         for lease in new:
-            if not (self._backend.is_owner or lease.holder.process == me):
-                continue
-            with suppress(PoolUnreachable, LeaseGone):  # it was ended
-                await self._backend.bind(lease)
-        self._bound = held
+            if self._backend.is_owner or lease.holder.process == me:
+                error = await self._failure_to_bind(lease)
+                if error is not None:
+                    failed[lease.id] = error
         self.may_burst = any(part.limit_mib for lease in held for part in lease.slices)
+        self._bound = [lease for lease in held if lease.id not in failed] if failed else held
+        for error in failed.values():
+            raise error
         return False
+
+    async def _failure_to_bind(self, lease: Lease) -> GpuPoolError | None:
+        """Bind a lease; return why that failed, if it did, and not by its end."""
+        try:
+            await self._backend.bind(lease)
+        except LeaseGone:
+            return None
+        except GpuPoolError as error:
+            return error
+        return None
 
     async def _set_bursts(self, facts: Facts) -> bool:
         """Let memory be used that nobody is granted, and take back what is granted since."""

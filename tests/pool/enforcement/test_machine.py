@@ -261,6 +261,34 @@ async def test_a_tier_that_does_not_answer_is_told_in_words(
         assert [each.reason for each in await opened.history()] == ["not-enforced"]
 
 
+async def test_what_could_not_be_enforced_as_the_tiers_were_busy_is_enforced_at_the_next_pass(
+    tmp_path: Path,
+) -> None:
+    goes_on = threading.Event()
+
+    class Busy(Recorder):
+        def attach(self, lease: Lease, process: Process) -> None:
+            goes_on.wait(120)
+
+    tier, settings = Busy(), PoolSettings(tuning=NO_PASSES)
+    mine = replace(ME, process=Process.current())
+    async with pool(tmp_path / "store.db", tier, settings=settings) as opened:
+        first = await opened.request(parse_request("1"), mine, key())
+        second = await opened.request(HALF, mine, key())
+        settings.enforced_within = 0.2
+        with pytest.raises(PoolUnreachable, match="did not answer"):
+            await opened.attach(first.id, Process.current())
+        assert (await opened.get_lease(second.id)).state is LeaseState.HELD, "it is its turn"
+        with pytest.raises(PoolUnreachable, match="did not answer"):
+            await opened.core.reconciler.once()
+        assert opened.core.reconciler.counts["bind"].failures == 1
+        assert (await opened.get_lease(second.id)).state is LeaseState.HELD
+        settings.enforced_within = 60.0
+        goes_on.set()
+        await opened.core.reconciler.once()
+        assert tier.told[2:] == ["open 1", "close 1", "open 50%"]
+
+
 async def test_a_tier_that_cannot_be_mended_keeps_nobody_from_looking(tmp_path: Path) -> None:
     tier = Recorder(fails="tend")
     async with pool(tmp_path / "store.db", tier) as opened:
