@@ -155,6 +155,20 @@ class Escalations:
         """Whether a lease is to be judged also where it uses nothing: it was over, or its user reads so."""
         return lease.id in self._histories or is_watchdog_notice(lease.notice)
 
+    def not_taken(self, lease: Lease, before: ExcessHistory | None) -> None:
+        """Take back that the step was taken which :meth:`judge` returned: it is to be taken at the next look.
+
+        ``before`` is what :meth:`history_of` returned before that.
+        """
+        if before is None:
+            self._histories.pop(lease.id, None)
+        else:
+            self._histories[lease.id] = before
+
+    def history_of(self, lease: Lease) -> ExcessHistory | None:
+        """Return how far it has come with a lease; None where it is not over."""
+        return self._histories.get(lease.id)
+
     def excess_of(
         self,
         lease: Lease,

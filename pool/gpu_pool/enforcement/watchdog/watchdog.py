@@ -10,14 +10,13 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from gpu_pool.audit import audit_log
 from gpu_pool.devices.sampling import ProcessSampler
-from gpu_pool.enforcement.tiers import TierFailed
 from gpu_pool.enforcement.watchdog.attribution import (
     Attributor,
     OwnedUse,
@@ -91,36 +90,50 @@ class Watchdog:
         self._foreign: set[str] = set()
 
     def watch(self, leases: Sequence[Lease], used: Mapping[str, _Used], now: float) -> None:
-        """Evaluate all these leases by what they use now."""
+        """Evaluate all these leases by what they use now.
+
+        What fails for one, such as to tell its user, is tried again at the next look, and keeps no other one
+        from its own. Raises the first of these errors, once all have been evaluated.
+        """
+        failed: list[Exception] = []
         self._foreign &= {lease.id for lease in leases}
         self._escalations.begin(leases)
         for lease in leases:
             here = used.get(lease.id)
             if (here or self._escalations.concerns(lease)) and lease.id not in self._endings:
-                self._evaluate(lease, leases, here or {}, now)
+                with _noting(failed):
+                    self._evaluate(lease, leases, here or {}, now)
         self._escalations.end(leases)
         for name, ending in list(self._endings.items()):
             left = (each.process for owned in used.get(name, {}).values() for each in owned)
-            if ending.go_on(now, left):
-                self._decisions.end(name, EndReason.OVER_MEMORY)
-                del self._endings[name]
+            with _noting(failed):
+                if ending.go_on(now, left):
+                    self._decisions.end(name, EndReason.OVER_MEMORY)
+                    del self._endings[name]
+        if failed:
+            raise failed[0]
 
     def _evaluate(self, lease: Lease, leases: Sequence[Lease], used: _Used, now: float) -> None:
         excess = self._excess(lease, leases, used)
         if (excess is None and not self._escalations.concerns(lease)) or not _is_visible_here(lease):
             return
+        before = self._escalations.history_of(lease)
         step, text, excess = self._escalations.judge(
             lease, excess, now, lambda usual: self._tolerance_for(lease, usual)
         )
-        if step is WatchdogStep.CLEAR:
-            self._decisions.tell(lease.id, "")
-        elif step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
-            if step is WatchdogStep.INTERRUPT and lease.process is not None:
-                send(lease.process, signal.SIGINT, first_owner(lease.process))
-            self._decisions.tell(lease.id, text)
-            _log.info("lease %s: %s: %s", lease.id, step.value, excess)
-        elif step is WatchdogStep.END and excess is not None:
-            self._end(lease, excess, used, now)
+        try:
+            if step is WatchdogStep.CLEAR:
+                self._decisions.tell(lease.id, "")
+            elif step in (WatchdogStep.NOTICE, WatchdogStep.INTERRUPT):
+                self._decisions.tell(lease.id, text)  # first: nobody is interrupted who cannot be told why
+                if step is WatchdogStep.INTERRUPT and lease.process is not None:
+                    send(lease.process, signal.SIGINT, first_owner(lease.process))
+                _log.info("lease %s: %s: %s", lease.id, step.value, excess)
+            elif step is WatchdogStep.END and excess is not None:
+                self._end(lease, excess, used, now)
+        except BaseException:
+            self._escalations.not_taken(lease, before)
+            raise
 
     def _end(self, lease: Lease, excess: Excess, used: _Used, now: float) -> None:
         root = root_of(lease)
@@ -133,8 +146,8 @@ class Watchdog:
         _log.warning("lease %s: %s: its %d processes are ended", lease.id, excess, len(processes))
         try:
             self._evict(lease, sorted(each.pid for each in here))
-        except TierFailed as failure:
-            _log.warning("lease %s: %s", lease.id, failure)
+        except Exception as failure:  # noqa: BLE001 - they are ended all the same
+            _log.warning("lease %s: %s", lease.id, str(failure) or repr(failure))
         self._endings[lease.id] = ending = ProcessEnding(now, owner)
         ending.begin(processes)
 
@@ -166,6 +179,15 @@ class Watchdog:
                 root.pid,
             )
         return replace(usual, ends=False)
+
+
+@contextlib.contextmanager
+def _noting(failed: list[Exception]) -> Iterator[None]:
+    """Note what fails inside the block, and go on behind it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the lease of one is not in the way of another's
+        failed.append(error)
 
 
 def _is_visible_here(lease: Lease) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -30,6 +31,7 @@ from gpu_pool_client import (
     Lease,
     LeaseState,
     Limit,
+    PoolUnreachable,
     Process,
     Slice,
     Strength,
@@ -261,3 +263,79 @@ def test_who_gave_up_a_burst_and_takes_the_memory_later_has_no_burst() -> None:
         watchdog.watch([lease], {lease.id: {"GPU-0": [OwnedUse(process, ProcessUse(1, used))]}}, moment)
     [(notice, _)] = decided.told
     assert "and was granted 655MiB" in notice
+
+
+class FailsOnce(Decided):
+    """The store is locked at one of the times when it is to write something."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left, self.ended = at, list[str]()
+
+    def tell(self, lease_id: str, notice: str, ending: EndReason | None = None) -> None:
+        self._write()
+        super().tell(lease_id, notice, ending)
+
+    def end(self, lease_id: str, reason: EndReason) -> None:
+        self._write()
+        self.ended.append(lease_id)
+
+    def _write(self) -> None:
+        self.left -= 1
+        if not self.left:
+            raise PoolUnreachable("The store is locked.")
+
+
+INTERRUPTED = """
+import signal, sys
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+print("there", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4], ids=["notice", "interrupt", "end", "ended"])
+@pytest.mark.parametrize("evicts", [True, False], ids=["evicted", "not evicted"])
+def test_a_step_that_fails_once_is_taken_at_the_next_look_and_keeps_no_other_lease_from_its_own(
+    at: int, evicts: bool
+) -> None:
+    decided, looked = FailsOnce(at), 0
+
+    def evict(_lease: Lease, _pids: Sequence[int]) -> None:
+        if not evicts:
+            raise TimeoutError
+
+    watchdog = Watchdog(TOLERANCE, decided, evict)
+    with running(INTERRUPTED) as kernel:
+        assert kernel.stdout is not None
+        assert kernel.stdout.readline() == "there\n"
+        lease, used = over(identity(kernel))
+        for moment in range(0, 1_000, 10):
+            try:
+                watchdog.watch([lease], used, moment)
+            except PoolUnreachable:
+                looked += 1
+            if decided.told and decided.told[-1][1] is not None:
+                kernel.wait(60)  # it is asked to end
+            if decided.ended:
+                break
+        assert kernel.stdout.read() == "interrupted\n"
+    assert (looked, decided.ended) == (1, ["1-a"])
+    assert [ending for _, ending in decided.told] == [None, None, EndReason.OVER_MEMORY]
+
+
+def test_a_lease_of_which_nothing_can_be_told_keeps_no_other_one_from_being_told() -> None:
+    decided = FailsOnce(1)
+    watchdog = Watchdog(replace(TOLERANCE, ends=False), decided, lambda _lease, _pids: None)
+    process = Process.current()
+    lease, used = over(process)
+    other = replace(lease, id="2-b")
+    used |= {other.id: used[lease.id]}
+    with suppress(PoolUnreachable):
+        watchdog.watch([lease, other], used, 0)
+        watchdog.watch([lease, other], used, 10)
+    assert len(decided.told) == 1
+    watchdog.watch([lease, other], used, 20)
+    assert len(decided.told) == 2
