@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from gpu_pool.enforcement.checkpoint import NotRestored
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import LeaseState
 from support.checkpoints import MakeCheckpoint, records, states
@@ -85,6 +87,30 @@ def test_processes_that_are_broken_are_reported(
     driver.set_state(pids[0], "failed")
     found = checkpoint(LATER).recover({"l1": LeaseState.HELD})
     assert found["l1"].pids == {pids[0]}
+
+
+def test_what_another_version_has_recorded_is_left_alone_and_stops_nobody(
+    driver: Driver,
+    pids: list[int],
+    checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = checkpoint(LATER)
+    for name, pid in zip(("l1", "l2"), pids, strict=True):
+        pool.suspend(name, [pid], "GPU-1")
+    theirs, newer = tmp_path / "suspended/l1", tmp_path / "suspended/l2"
+    newer.write_text(json.dumps({**json.loads(newer.read_text()), "more": 1}) + "\n")
+    text = json.dumps({"pids": pids[:1]}) + "\n"
+    theirs.write_text(text)
+    for _ in range(2):
+        with pytest.raises(NotRestored, match="by another version"):
+            pool.restore("l1")
+    assert pool.host_memory().leases == 1
+    assert pool.recover(dict.fromkeys(("l1", "l2"), LeaseState.HELD)) == {}
+    assert theirs.read_text() == text
+    assert states(driver, pids) == ["checkpointed", "running"]
+    assert [str(theirs) in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_processes_that_ended_leave_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -10,11 +11,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.launcher import launch_kernel
 
-from gpu_pool.enforcement.checkpoint import NotSuspended
+from gpu_pool.enforcement.checkpoint import NotRestored, NotSuspended
 from gpu_pool.enforcement.checkpoint.driver_worker import DriverWorker
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import LeaseState
@@ -24,6 +26,8 @@ from support.pools import eventually, running
 
 #: The driver may take so long, and processes hold so little that copying adds nothing.
 IMPATIENT = Tuning(driver_within=5, driver_lock_ms=1)
+#: As if it were long ago that something was suspended.
+LATER = Tuning(parked_within=0.0)
 #: What a kernel prints of the files that it has open.
 OPEN_FILES = (
     "import os; print(*(os.readlink(each) for each in os.scandir('/proc/self/fd') if os.path.lexists(each)))"
@@ -160,6 +164,43 @@ def test_a_restoration_that_failed_is_tried_again_in_a_new_process(
     pool.restore("l1")
     assert driver.state(pid) == "running"
     assert len(driver.workers()) == 2
+
+
+def test_a_kernel_is_not_taken_for_broken_where_no_process_can_be_started(
+    driver: Driver, pid: int, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint().suspend("l1", [pid], "GPU-1")
+    pool = checkpoint(LATER)
+
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", full)
+        with pytest.raises(NotRestored, match="could not be asked: a process could not be started"):
+            pool.restore("l1")
+        assert pool.recover({"l1": LeaseState.HELD}) == {}
+    assert driver.state(pid) == "checkpointed"
+    pool.restore("l1")
+    assert driver.state(pid) == "running"
+
+
+def test_what_is_half_done_is_undone_once_a_process_can_be_started_again(
+    driver: Driver, pid: int, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.scenario(f"kill checkpoint {pid} 1")
+    start, left = subprocess.Popen, [0, 0, 1]
+
+    def seldom(*words: Any, **named: Any) -> subprocess.Popen[Any]:
+        if not left or left.pop():
+            return start(*words, **named)
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", seldom)
+    with pytest.raises(NotSuspended):
+        checkpoint().suspend("l1", [pid], "GPU-1")
+    assert not left
+    assert driver.state(pid) == "running"
 
 
 async def test_one_that_is_killed_between_two_jobs_is_replaced(

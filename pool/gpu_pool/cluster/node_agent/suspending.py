@@ -135,8 +135,8 @@ class MoveLoop:
         while True:
             try:
                 wanted = await self._ask()
-            except (GpuPoolError, OSError) as error:
-                self._complain(str(error))
+            except Exception as error:  # noqa: BLE001 - without it nothing of this node is moved any more
+                self._complain(str(error) or repr(error))
                 await asyncio.sleep(self._again_after)
                 continue
             self._complain("")

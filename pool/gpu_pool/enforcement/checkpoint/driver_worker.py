@@ -46,6 +46,8 @@ class DriverAnswer:
     lines: Sequence[Mapping[str, Any]]
     #: Why it did not do all it was asked for; empty if it did.
     problem: str
+    #: Whether it has begun; else nothing has been done, nor found out.
+    has_begun: bool = True
 
     def states(self) -> dict[int, str]:
         """Return the last state of each process that it told of."""
@@ -79,8 +81,8 @@ class DriverWorker:
                 answer = self._answer(job, files, limit) or self._answer(job, files, limit)
             except (OSError, RuntimeError) as error:  # no process, or no thread
                 why = getattr(error, "strerror", None) or error
-                return DriverAnswer(None, (), f"a process could not be started: {why}")
-        return answer or DriverAnswer(None, (), "its process ends before it begins")
+                return DriverAnswer(None, (), f"a process could not be started: {why}", has_begun=False)
+        return answer or DriverAnswer(None, (), "its process ends before it begins", has_begun=False)
 
     def stop(self) -> None:
         """End the process, after the job that it is doing. Another job starts a new one."""

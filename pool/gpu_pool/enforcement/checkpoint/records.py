@@ -14,11 +14,12 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
 from gpu_pool_client import Process
+from gpu_pool_client._log import get_logger
 
 _ALL: Final = ".all"
 _LOOK_EVERY: Final = 0.1
@@ -80,10 +81,14 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._logged: set[str] = set()
 
     @contextlib.contextmanager
     def claim(self, lease_id: str, wait: float = 0.0) -> Iterator[SuspensionClaim | None]:
-        """Claim a lease; None if another one, or a program that it started, has it for so many seconds."""
+        """Claim a lease; None if another one, or a program that it started, has it for so many seconds.
+
+        None, too, where another version has recorded what this one cannot read: that is left as it is.
+        """
         if not _NAME.fullmatch(lease_id):
             raise ValueError(f"{lease_id[:100]!a} is not the id of a lease.")
         path = self._folder / lease_id
@@ -93,7 +98,13 @@ class Records:
         if file is None:
             yield None
             return
-        claim = SuspensionClaim(path, file, _read(path))
+        try:
+            claim = SuspensionClaim(path, file, _read(path))
+        except UnreadableRecord as error:
+            os.close(file)
+            self._log(error)
+            yield None
+            return
         try:
             yield claim
         finally:
@@ -107,10 +118,23 @@ class Records:
         file = self._lock(self._folder / _ALL)
         assert file is not None, "waited for"
         try:
-            records = (_read(self._folder / name) for name in self.leases())
+            records = (self._readable(name) for name in self.leases())
             yield [record for record in records if record is not None and record.living()]
         finally:
             os.close(file)
+
+    def _readable(self, lease_id: str) -> Record | None:
+        try:
+            return _read(self._folder / lease_id)
+        except UnreadableRecord as error:
+            self._log(error)
+            return None
+
+    def _log(self, error: UnreadableRecord) -> None:
+        """Log once what could not be read, which is looked at again and again."""
+        if str(error) not in self._logged:
+            self._logged.add(str(error))
+            get_logger().error("%s", error)
 
     def leases(self) -> list[str]:
         """Return the ids of the leases that have a record."""
@@ -133,14 +157,26 @@ class Records:
             os.close(file)  # its last holder has removed it meanwhile
 
 
+class UnreadableRecord(Exception):
+    """It is whole, and not as this version writes it."""
+
+
 def _read(path: Path) -> Record | None:
     """Return a file's record; None if there is none, or nothing was written yet.
 
-    What cannot be read is what a machine left that lost its power, and its processes with it.
+    What is not whole is what a machine left that lost its power, and its processes with it. Raises
+    ``UnreadableRecord``; what another version has written besides is left out.
     """
     try:
         read = json.loads(path.read_bytes().partition(b"\n")[0])
     except (FileNotFoundError, ValueError):
         return None
-    processes = tuple(Process(**each) for each in read["processes"])
-    return Record(**{**read, "processes": processes, "owner": Process(**read["owner"])})
+    try:
+        processes = tuple(Process(**each) for each in read["processes"])
+        known = {each.name: read[each.name] for each in fields(Record) if each.name in read}
+        return Record(**{**known, "processes": processes, "owner": Process(**read["owner"])})
+    except (TypeError, KeyError) as error:
+        raise UnreadableRecord(
+            "What is suspended of a lease cannot be read, since another version of this program has recorded "
+            f"it: {path}. Use that version to resume it, or end its kernel and remove the file."
+        ) from error

@@ -34,6 +34,8 @@ from gpu_pool_client._processes import owner_of
 _MIB_PER_SECOND: Final = 250
 #: How often processes are tried to be brought back: once more than the driver may hang.
 _TRIES: Final = 2
+#: Seconds between two tries where no process can be started that would ask the driver.
+_ASK_EVERY: Final = 0.5
 
 
 class NotSuspended(Exception):
@@ -42,6 +44,10 @@ class NotSuspended(Exception):
 
 class NotRestored(Exception):
     """The processes are still suspended, unharmed. Restoring them can be tried again."""
+
+
+class NotAsked(NotRestored):
+    """The driver could not be asked: nothing has been done to the processes, nor found out of them."""
 
 
 class Broken(Exception):
@@ -161,7 +167,9 @@ class Checkpoint:
             return
         with self._records.claim(lease_id, self._tuning.driver_within) as claim:
             if claim is None:
-                raise NotRestored("It is being suspended or restored by another process.")
+                raise NotRestored(
+                    "It is being suspended or restored by another process, or was by another version."
+                )
             if claim.record is not None:
                 self._bring_back(claim)
 
@@ -231,11 +239,17 @@ class Checkpoint:
 
     def _undo(self, claim: SuspensionClaim, why: str) -> None:
         """Bring back what was suspended of a lease. Its slice is still its own, so there is memory for it."""
-        try:
-            self._bring_back(claim)
-        except NotRestored as error:
-            assert claim.record is not None, "there was something to bring back"
-            raise Broken(claim.record.living(), f"{why}; then {error}") from error
+        give_up_at = time.monotonic() + self._tuning.driver_within
+        while True:
+            try:
+                return self._bring_back(claim)
+            except NotAsked as error:
+                if time.monotonic() >= give_up_at:
+                    raise NotSuspended(f"{why}; then {error}") from error
+            except NotRestored as error:
+                assert claim.record is not None, "there was something to bring back"
+                raise Broken(claim.record.living(), f"{why}; then {error}") from error
+            time.sleep(_ASK_EVERY)
 
     def _bring_back(self, claim: SuspensionClaim) -> None:
         """Let all processes of a record run again, whatever state they are in, and remove it."""
@@ -257,6 +271,8 @@ class Checkpoint:
             if not _stuck(record, answer):
                 break
             worker.stop()  # what CUDA has in its process may be broken, too
+        if not answer.has_begun:  # nothing is known of them, which may be well
+            raise NotAsked(f"The driver could not be asked: {answer.problem}.")
         if stuck := _stuck(record, answer):
             raise Broken(stuck, in_words(answer.problem) or "the driver does not say why")
         claim.remove()
