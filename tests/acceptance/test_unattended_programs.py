@@ -116,7 +116,7 @@ async def test_a_scheduled_job_waits_and_is_completed(
     folder = tmp_path / "jobs"
     folder.mkdir()
     nbformat.write(notebook(install(pool_env), "print(6 * 7)"), folder / "one.ipynb")
-    job = await start_job(folder, "one.ipynb", programs)
+    job = await start_job(folder, programs)
     await eventually(pool_env.has_queue)
     await pool_env.pool.release(held.id)
     assert "COMPLETED" in await ended(job)
@@ -130,7 +130,7 @@ async def test_a_scheduled_job_that_gets_no_slice_says_so(
     folder = tmp_path / "jobs"
     folder.mkdir()
     nbformat.write(notebook(install(jupyter_env, unattended_wait=0), "1"), folder / "one.ipynb")
-    said = " ".join((await ended(await start_job(folder, "one.ipynb", programs))).split())
+    said = " ".join((await ended(await start_job(folder, programs))).split())
     assert "FAILED This kernel needs a GPU slice of 2 percent, and was not started." in said
     assert not await jupyter_env.has_queue()
 

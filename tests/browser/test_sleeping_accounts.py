@@ -19,7 +19,7 @@ from support.hub_of_accounts import begin, install, logged_in, opened, running_h
 from support.jupyter_env import eventually
 from support.lab_extension import extension, status, told
 from support.left_kernels import cull, culler, images, output, start
-from support.notebook import choose_cell, run_cell
+from support.notebook import choose_second_of_two, run_cell
 
 __all__ = ["browser", "chromium", "culler", "extension", "school"]
 
@@ -112,7 +112,7 @@ async def test_the_culler_stops_the_servers_at_night_and_in_the_morning_each_use
         await toast.get_by_role("button", name="Continue").click()
         await expect(status(page)).to_have_text(HELD)
         await expect(toast).to_have_count(0)
-        await choose_cell(page, 2, of=2)
+        await choose_second_of_two(page)
         await run_cell(page, _SHOWN, shown)
         await expect(output(page).last).to_have_text("kept: alice")
         await expect(page.locator(".jp-OutputArea-output.jp-RenderedSVG")).to_have_count(2)
@@ -121,7 +121,7 @@ async def test_the_culler_stops_the_servers_at_night_and_in_the_morning_each_use
         # Without a click the next cell goes on.
         page = await opened(bob, hub, "bob")
         await expect(told(page, "week1.ipynb: Your kernel from today ")).to_be_visible()
-        await choose_cell(page, 2, of=2)
+        await choose_second_of_two(page)
         await run_cell(page, _SHOWN, shown)
         await expect(output(page).last).to_have_text("kept: bob")
         await expect(page.locator(".jp-OutputArea-output.jp-RenderedSVG")).to_have_count(2)

@@ -16,7 +16,7 @@ from gpu_pool_provisioner.jupyter_files import NOTICE_MARK
 from support.jupyter_env import eventually
 from support.lab import Lab
 from support.lab_extension import extension
-from support.notebook import NAMES, choose, choose_cell, run_cell, start_notebook
+from support.notebook import NAMES, choose, choose_second_of_two, run_cell, start_notebook
 
 __all__ = ["extension"]
 
@@ -59,7 +59,7 @@ async def test_a_page_that_is_closed_while_its_cell_waits_leaves_nothing_in_the_
         await pool.release(held.id)
         await eventually(lambda: _is_held(lab))
     await page.goto(lab.url.replace("/lab?", "/lab/tree/Untitled.ipynb?"))
-    await choose_cell(page, 2, of=2)
+    await choose_second_of_two(page)
     await run_cell(page, "print(6 * 7)", HALF)
     await expect(page.locator(".jp-OutputArea-output").last).to_have_text("42")
     await choose(page, "File", "Save Notebook")

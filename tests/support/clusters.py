@@ -161,11 +161,11 @@ def resource_slice(
 
 
 def claim_of(
-    *devices: str, name: str, namespace: str = "default", pods: Sequence[str] = (), pool: str = "n1"
+    *devices: str, name: str, namespace: str = "default", pods: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return a ResourceClaim that was given these devices of a node, and is reserved for pods."""
     results = [
-        {"driver": "gpu.nvidia.com", "pool": pool, "device": device, "request": "gpu"} for device in devices
+        {"driver": "gpu.nvidia.com", "pool": "n1", "device": device, "request": "gpu"} for device in devices
     ]
     reserved = [{"resource": "pods", "name": each, "uid": f"uid-{each}"} for each in pods]
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
@@ -212,11 +212,11 @@ def volcano(memory: int = 32768, factor: int = 1) -> dict[str, Any]:
     )
 
 
-def koordinator(gpus: int = 2) -> dict[str, Any]:
-    """Return a node of Koordinator."""
+def koordinator() -> dict[str, Any]:
+    """Return a node of Koordinator, with two GPUs."""
     amounts: dict[str, str | int] = {
-        "koordinator.sh/gpu-core": 100 * gpus,
-        "koordinator.sh/gpu-memory": f"{32 * gpus}Gi",
+        "koordinator.sh/gpu-core": 200,
+        "koordinator.sh/gpu-memory": "64Gi",
     }
     return node(labels={"node.koordinator.sh/gpu-model": V100}, allocatable=amounts)
 

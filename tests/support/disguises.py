@@ -58,10 +58,12 @@ def disguised(
 
 
 @contextmanager
-def with_disguised_child(name: bytes, uid: int = STUDENT) -> Iterator[tuple[Process, Process]]:
-    """Run a shell as that user, and a child of it that has given itself that name; return both."""
+def with_disguised_child(name: bytes) -> Iterator[tuple[Process, Process]]:
+    """Run a shell as a student, and a child of it that has given itself that name; return both."""
     path = {"PATH": os.defpath}
-    with _started(["sh", "-c", _HAVE_CHILD, "sh", _escaped(name), _TAKE_NAME], uid, "/bin/sh", path) as both:
+    with _started(
+        ["sh", "-c", _HAVE_CHILD, "sh", _escaped(name), _TAKE_NAME], STUDENT, "/bin/sh", path
+    ) as both:
         yield both
 
 

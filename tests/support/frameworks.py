@@ -113,11 +113,11 @@ def constant(value):
 """
 
 
-def write_torch(folder: Path, version: str = "2.9.1") -> None:
+def write_torch(folder: Path) -> None:
     """Write ``torch``, ``torch.nn`` and ``torch.cuda``."""
     _write(
         folder,
-        f"torch-{version}",
+        "torch-2.9.1",
         {
             "torch/__init__.py": "from torch import cuda\nfrom torch import nn\n",
             "torch/nn/__init__.py": "",
@@ -127,11 +127,11 @@ def write_torch(folder: Path, version: str = "2.9.1") -> None:
     )
 
 
-def write_tensorflow(folder: Path, version: str = "2.17.1") -> None:
+def write_tensorflow(folder: Path) -> None:
     """Write ``tensorflow`` with its context, which ``tensorflow.constant`` initialises."""
     _write(
         folder,
-        f"tensorflow-{version}",
+        "tensorflow-2.17.1",
         {
             "tensorflow/__init__.py": _TENSORFLOW,
             "tensorflow/python/__init__.py": "",

@@ -114,10 +114,10 @@ def server_with_home(user: str, namespace: str, home: Path, image: str, **kind: 
 
 @asynccontextmanager
 async def serving_cluster(
-    children: ForkServer, folder: Path, kubeconfig: Path, settings: str = "", namespace: str = "hub"
+    children: ForkServer, folder: Path, kubeconfig: Path, settings: str = ""
 ) -> AsyncIterator[Service]:
-    """Run ``gpu-pool serve --kubernetes``."""
-    settings += f"\nc.KubernetesSettings.namespace = {namespace!r}\n"
+    """Run ``gpu-pool serve --kubernetes`` for the namespace hub."""
+    settings += "\nc.KubernetesSettings.namespace = 'hub'\n"
     environment = {"KUBECONFIG": str(kubeconfig)}
     async with serving(children, folder, settings, "--kubernetes", environment=environment) as service:
         yield service

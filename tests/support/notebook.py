@@ -26,15 +26,15 @@ async def choose(page: Page, menu: str, *items: str) -> None:
         await page.locator(".lm-Menu").get_by_text(item, exact=True).click()
 
 
-async def choose_cell(page: Page, number: int, of: int) -> None:
-    """Make a cell of a notebook that has just been opened the active one, counted from 1.
+async def choose_second_of_two(page: Page) -> None:
+    """Make the second of two cells of a notebook that has just been opened the active one.
 
     JupyterLab adds the cells of a file one by one: which is the last is known once all are there.
     """
     cells = page.locator(".jp-Notebook .jp-CodeCell")
-    await expect(cells).to_have_count(of)
-    await cells.nth(number - 1).locator(".cm-content").click()
-    await expect(cells.nth(number - 1)).to_have_class(re.compile("jp-mod-active"))
+    await expect(cells).to_have_count(2)
+    await cells.nth(1).locator(".cm-content").click()
+    await expect(cells.nth(1)).to_have_class(re.compile("jp-mod-active"))
 
 
 async def run_cell(page: Page, code: str, kernel: str = NAMES[0]) -> None:

@@ -79,12 +79,12 @@ async def ended(program: Process) -> str:
     return out.decode()
 
 
-async def start_job(folder: Path, name: str, variables: Mapping[str, str]) -> Process:
-    """Start a job of jupyter-scheduler."""
+async def start_job(folder: Path, variables: Mapping[str, str]) -> Process:
+    """Start a job of jupyter-scheduler, with the notebook one.ipynb."""
     # The scheduler starts processes of its own from this program's file.
     script = folder / "job.py"
     script.write_text(_JOB)
-    return await started(str(script), str(folder), name, folder=folder, variables=variables)
+    return await started(str(script), str(folder), "one.ipynb", folder=folder, variables=variables)
 
 
 def nbgrader(command: str, *words: str) -> Sequence[str]:

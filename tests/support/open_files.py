@@ -27,9 +27,9 @@ def connections_to(path: Path) -> int:
     return sum(_told(file, socket.socket.getpeername) == str(path) for file in _descriptors())
 
 
-def sockets_at(ip: str, port: int) -> int:
-    """Return how many sockets are bound to an address."""
-    return sum(_told(file, socket.socket.getsockname) == (ip, port) for file in _descriptors())
+def sockets_at(port: int) -> int:
+    """Return how many sockets are bound to a port of this machine alone."""
+    return sum(_told(file, socket.socket.getsockname) == ("127.0.0.1", port) for file in _descriptors())
 
 
 def _descriptors() -> Iterator[int]:
