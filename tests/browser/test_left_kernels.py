@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
-from gpu_pool_provisioner.hibernation.kept import why_not
 from support.browsers import PATIENCE, browser, chromium, picture
 from support.hub_with_proxy import DEVICES, Hub, need_proxy
+from support.kernels_on_disk import CRIU, NEEDS_CRIU
 from support.lab import Lab, environment, running_lab
 from support.lab_extension import extension, inaccessible, panel, status, told
 from support.left_kernels import cull, culler, gpu_kernel, images, output, start, write
@@ -21,14 +20,11 @@ from support.notebook import run_cell
 
 __all__ = ["browser", "chromium", "culler", "extension"]
 
-CRIU = os.environ.get("CRIU", "criu")
-_WHY = why_not(CRIU)
 pytestmark = [
-    pytest.mark.hibernation,
+    *NEEDS_CRIU,
     pytest.mark.browser,
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("extension"),
-    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
 ]
 HELD = "2% · 655 MiB"
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_pool_client._background import in_background
 from support.frameworks import write_torch
-from support.frontend import Frontend, frontend, page_of
+from support.frontend import Frontend, frontend, page_of, printed
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers
 from support.pools import eventually
 from support.warm_kernels import start, until_ready
@@ -32,10 +32,6 @@ def install(jupyter_env: JupyterEnv, tmp_path: Path, size: str = "2%..10%", **co
     here = os.pathsep.join([str(packages), *filter(None, sys.path)])
     argv = str(python), *IPYKERNEL[1:]
     return jupyter_env.install("two", size, argv=argv, env={"PYTHONPATH": here}, **config)
-
-
-async def printed(page: Frontend, code: str) -> str:
-    return "".join((await page.run(code).done()).outputs)
 
 
 async def is_followed(jupyter_env: JupyterEnv, page: Frontend) -> None:

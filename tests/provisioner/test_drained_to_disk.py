@@ -12,21 +12,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.session import State, texts
-from support.frontend import Frontend, listening, page_of
+from support.frontend import Frontend, listening, page_of, printed
 from support.jupyter_env import JupyterEnv, Managers, eventually
+from support.kernels_on_disk import CRIU, NEEDS_CRIU
 from support.server import Server
 
-CRIU = os.environ.get("CRIU", "criu")
-_WHY = why_not(CRIU)
-pytestmark = [
-    pytest.mark.hibernation,
-    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
-]
+pytestmark = NEEDS_CRIU
 
 
 @asynccontextmanager
@@ -51,10 +45,6 @@ async def said(env: JupyterEnv, *words: str) -> tuple[int | None, dict[str, Any]
     process = await program(env, *words, "--json")
     output, _ = await process.communicate()
     return process.returncode, json.loads(output)
-
-
-async def printed(page: Frontend, code: str) -> str:
-    return "".join((await page.run(code).done()).outputs)
 
 
 async def test_idle_kernels_go_to_disk_those_that_work_follow_and_it_is_told_which_stay_awake(

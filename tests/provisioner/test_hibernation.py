@@ -6,31 +6,23 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_client import LeaseState
-from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.session import State, events
-from support.frontend import Cell, Frontend, frontend, page_of
+from support.frontend import Cell, Frontend, frontend, page_of, printed
 from support.jupyter_env import JupyterEnv, Managers, eventually, is_running, kill
+from support.kernels_on_disk import CRIU, NEEDS_CRIU, asleep, images, sleeper, state, tried_to_sleep
 
-CRIU = os.environ.get("CRIU", "criu")
-_WHY = why_not(CRIU)
-pytestmark = [
-    pytest.mark.hibernation,
-    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
-]
+pytestmark = NEEDS_CRIU
 
 
 #: Starts a kernel, says its process, and ends as with kill -9.
@@ -46,43 +38,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def state(km: AsyncKernelManager) -> State:
-    found: State = km.provisioner.session.state
-    return found
-
-
-async def asleep(km: AsyncKernelManager) -> None:
-    await eventually(lambda: state(km) is State.HIBERNATED)
-
-
-async def tried_to_sleep(km: AsyncKernelManager) -> None:
-    await eventually(lambda: state(km) is State.PARKED and km.provisioner.session.hibernates_at is None)
-
-
-def images(env: JupyterEnv) -> list[Path]:
-    return list((env.folder / "asleep").glob("*/image"))
-
-
-def images_in(folder: Path) -> list[Path]:
-    """Return the images in a folder, those that are being written among them."""
-    return list(folder.glob("*/image*"))
-
-
-@asynccontextmanager
-async def sleeper(
-    env: JupyterEnv, manager: Managers, after: float = 0.5, name: str = "sleeper", **config: Any
-) -> AsyncIterator[tuple[AsyncKernelManager, Frontend]]:
-    """Start a kernel that may sleep, with a page that shows it."""
-    folder = str(env.folder / "asleep")
-    config = {"criu": CRIU, "hibernation_folder": folder, **config}
-    async with page_of(manager(env.install(name, "50%", hibernate_after=after, **config))) as (km, page):
-        yield km, page
-
-
-async def printed(page: Frontend, code: str) -> str:
-    return "".join((await page.run(code).done()).outputs)
 
 
 @asynccontextmanager
@@ -443,54 +398,6 @@ async def test_a_kernel_with_an_open_connection_stays_awake_and_says_why(
         assert f"stayed awake: it has an open connection to 127.0.0.1 port {port}: it can sleep once" in told
         assert not images(jupyter_env)
     listening.close()
-
-
-@pytest.fixture
-def small_disk(jupyter_env: JupyterEnv) -> Iterator[Path]:
-    """Return the folder where kernels sleep, on a disk of its own of 400 MB."""
-    disk = jupyter_env.folder / "asleep"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400M,mode=700", "none", disk], check=True)
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-async def test_a_disk_that_gets_full_meanwhile_leaves_it_awake(
-    jupyter_env: JupyterEnv, manager: Managers, small_disk: Path, tmp_path: Path
-) -> None:
-    """Somebody else fills a real, small disk just when the first image is written."""
-    first = tmp_path / "first"
-    filler = tmp_path / "criu"
-    filler.write_text(
-        f"#!/bin/sh\nif [ $1 = dump ] && [ ! -e {first} ]; then touch {first}; "
-        f'head -c 380M /dev/zero > {small_disk}/other; fi\nexec {CRIU} "$@"\n'
-    )
-    filler.chmod(0o755)
-    async with sleeper(jupyter_env, manager, criu=str(filler)) as (km, page):
-        await printed(page, "kept = bytes(100_000_000)")
-        await tried_to_sleep(km)
-        assert first.exists()
-        assert "stayed awake: the disk has got full meanwhile" in await printed(page, "print(len(kept))")
-        assert not images_in(small_disk)
-        (small_disk / "other").unlink()
-        await asleep(km)
-        assert await printed(page, "print(len(kept))") == "100000000\n"
-    await km.shutdown_kernel(now=True)
-
-
-async def test_what_all_kernels_may_take_on_disk_keeps_the_next_one_awake(
-    jupyter_env: JupyterEnv, manager: Managers
-) -> None:
-    async with sleeper(jupyter_env, manager, hibernation_mib=400) as (km, page):
-        await printed(page, "kept = bytes(range(256)) * 800_000")
-        await asleep(km)
-        async with sleeper(jupyter_env, manager, name="next", hibernation_mib=400) as (other, its):
-            await printed(its, "kept = bytes(range(256)) * 800_000")
-            await tried_to_sleep(other)
-            said = await printed(its, "print(len(kept))")
-            assert "204800000" in said
-            assert "of the 400 MiB that kernels may take on disk" in said
-        assert await printed(page, "print(len(kept))") == "204800000\n"
 
 
 async def test_a_kernel_that_may_sleep_ends_with_its_server(jupyter_env: JupyterEnv) -> None:

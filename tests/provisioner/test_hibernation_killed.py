@@ -8,17 +8,14 @@ from typing import Final
 
 import pytest
 
-from gpu_pool_provisioner.hibernation.calling import why_not
-from support.hibernating import CRIU
 from support.jupyter_env import JupyterEnv
+from support.kernels_on_disk import NEEDS_CRIU
 from support.killed_hibernation import Machine
 
-_WHY = why_not(CRIU)
 pytestmark = [
-    pytest.mark.hibernation,
+    *NEEDS_CRIU,
     pytest.mark.long,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
 ]
 #: Who takes part in a dump: the server, and calls of the program, of which one stays with the kernel.
 _ALL: Final = ("server", "criu", "launch", "dump")

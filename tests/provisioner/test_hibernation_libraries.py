@@ -18,18 +18,13 @@ import psutil
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.session import State
 from support.frontend import Frontend, page_of
-from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, eventually
+from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers
+from support.kernels_on_disk import CRIU, NEEDS_CRIU, asleep
 from support.libraries import kernels_python
 
-CRIU = os.environ.get("CRIU", "criu")
-_WHY = why_not(CRIU)
-pytestmark = [
-    pytest.mark.hibernation,
-    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
-]
+pytestmark = NEEDS_CRIU
 R_KERNEL = ("R", "--slave", "-e", "IRkernel::main()", "--args", "{connection_file}")
 #: Bytes of a large kernel, and of memory and disk that must be free for it.
 LARGE = 4 << 30
@@ -52,10 +47,6 @@ async def sleeper(
 def with_library(*modules: str) -> tuple[str, ...]:
     """Return the command of an IPython kernel that has these modules, or skip the test."""
     return (kernels_python("ipykernel", *modules), *IPYKERNEL[1:])
-
-
-async def asleep(km: AsyncKernelManager, within: float = 120) -> None:
-    await eventually(lambda: km.provisioner.session.state is State.HIBERNATED, within=within)
 
 
 async def printed(page: Frontend, code: str, within: float = 120) -> str:

@@ -16,32 +16,19 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_client import LeaseState, PoolUnreachable
 from gpu_pool_client._background import in_background
-from gpu_pool_provisioner.hibernation.kept import why_not
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.running import KERNEL
 from gpu_pool_provisioner.session import State
-from support.frontend import Frontend, frontend, listening
+from support.frontend import Frontend, frontend, listening, printed
 from support.jupyter_env import JupyterEnv, Managers, eventually
+from support.kernels_on_disk import CRIU, NEEDS_CRIU, images, install_keeper
 from support.server import Server
 
-CRIU = os.environ.get("CRIU", "criu")
-_WHY = why_not(CRIU)
-pytestmark = [
-    pytest.mark.hibernation,
-    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
-]
-
-
-def images(env: JupyterEnv) -> list[Path]:
-    return list((env.folder / "asleep").glob("*/image"))
+pytestmark = NEEDS_CRIU
 
 
 def install(env: JupyterEnv, size: str = "60%", **more: Any) -> str:
     """Write a kernelspec whose kernels sleep soon and outlive their server, and a notebook."""
-    (env.folder / "notebooks").mkdir(exist_ok=True)
-    (env.folder / "notebooks" / "week1.ipynb").write_text("{}")
-    config = {"hibernate_with_server": True, "hibernate_after": 0.3, "criu": CRIU}
-    folder = {"hibernation_folder": str(env.folder / "asleep")}
-    return env.install("stopped", size, **{**config, **folder, **more})
+    return install_keeper(env, "stopped", size, **{"hibernate_after": 0.3, **more})
 
 
 @asynccontextmanager
@@ -54,10 +41,6 @@ async def notebook(
     await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(path)})
     async with frontend(km) as page:
         yield km, page
-
-
-async def printed(page: Frontend, code: str) -> str:
-    return "".join((await page.run(code).done()).outputs)
 
 
 async def until_it_is(km: AsyncKernelManager, state: State) -> None:

@@ -7,67 +7,37 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from jupyter_client.manager import AsyncKernelManager
 from tornado.httpclient import HTTPResponse
 
 from gpu_pool_client import LeaseState
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.hibernation import program as privileged
-from gpu_pool_provisioner.hibernation.calling import Program
-from gpu_pool_provisioner.hibernation.kept import why_not
-from gpu_pool_provisioner.hibernation.left import kernels_on_disk
 from gpu_pool_provisioner.session import State
-from support.frontend import Frontend, frontend, listening
+from support.frontend import Frontend, frontend, listening, printed
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
+from support.kernels_on_disk import (
+    CRIU,
+    NEEDS_CRIU,
+    STARTER,
+    asleep,
+    end_with_server,
+    images,
+    install_keeper,
+    left_one,
+    notebook,
+    started,
+)
 from support.server import Server
 
-CRIU = os.environ.get("CRIU", "criu")
-_WHY = why_not(CRIU)
-pytestmark = [
-    pytest.mark.hibernation,
-    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
-]
-
-
-#: Starts the kernel of a notebook, runs a cell, waits until it sleeps, and ends as with kill -9. With a
-#: fourth word it has forked a child before, which lives on, and says its pid.
-STARTER = """
-import asyncio, os, signal, sys
-from jupyter_client.manager import AsyncKernelManager
-from gpu_pool_provisioner.session import State
-
-async def main():
-    km = AsyncKernelManager(kernel_name=sys.argv[1])
-    await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": sys.argv[2]})
-    client = km.client()
-    client.start_channels()
-    await client.wait_for_ready()
-    await client.execute_interactive(sys.argv[3])
-    while km.provisioner.session.state is not State.HIBERNATED:
-        await asyncio.sleep(0.05)
-    if len(sys.argv) > 4:
-        child = os.fork()
-        if not child:
-            os.close(1)
-            signal.pause()
-        print(child, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
-
-
-def images(env: JupyterEnv) -> list[Path]:
-    return list((env.folder / "asleep").glob("*/image"))
+pytestmark = NEEDS_CRIU
 
 
 def configure(**more: Any) -> None:
@@ -78,20 +48,12 @@ def configure(**more: Any) -> None:
     path.write_text(json.dumps({"GPUPoolServer": {"leave_within": 120}, **more}))
 
 
-def install(env: JupyterEnv, name: str = "keeper", **more: Any) -> str:
-    """Write a kernelspec whose kernels outlive their server, and two notebooks."""
-    (env.folder / "notebooks").mkdir(exist_ok=True)
-    for notebook in ("week1.ipynb", "week2.ipynb"):
-        (env.folder / "notebooks" / notebook).write_text("{}")
-    configure()
-    folder = str(env.folder / "asleep")
-    config = {"hibernate_with_server": True, "criu": CRIU, "hibernation_folder": folder}
-    return env.install(name, "40%", **{**config, **more})
-
-
 @asynccontextmanager
-async def serving(env: JupyterEnv, stop: signal.Signals = signal.SIGTERM) -> AsyncIterator[Server]:
+async def serving(
+    env: JupyterEnv, stop: signal.Signals = signal.SIGTERM, **more: Any
+) -> AsyncIterator[Server]:
     """Run a server; it is stopped by a signal, as a JupyterHub does, which sends SIGINT to local ones."""
+    configure(**more)
     server = Server(env)
     try:
         await eventually(server.started)
@@ -109,12 +71,8 @@ async def page(server: Server, session: HTTPResponse) -> AsyncIterator[Frontend]
         yield found
 
 
-async def printed(found: Frontend, code: str) -> str:
-    return "".join((await found.run(code).done()).outputs)
-
-
 async def test_a_stopped_servers_kernel_goes_on_with_the_next_one(jupyter_env: JupyterEnv) -> None:
-    kernel = install(jupyter_env)
+    kernel = install_keeper(jupyter_env)
     async with serving(jupyter_env) as server:
         session = await server.open_notebook("week2.ipynb", kernel)
         async with page(server, session) as found:
@@ -156,7 +114,7 @@ async def test_a_stopped_servers_kernel_goes_on_with_the_next_one(jupyter_env: J
 
 async def test_a_kernel_goes_on_once_its_machine_was_started_anew(jupyter_env: JupyterEnv) -> None:
     """A reboot leaves what is on disk: no process, no folder of sockets, and the system has another id."""
-    kernel = install(jupyter_env)
+    kernel = install_keeper(jupyter_env)
     async with serving(jupyter_env) as server:
         session = await server.open_notebook("week1.ipynb", kernel)
         async with page(server, session) as found:
@@ -179,7 +137,7 @@ async def test_a_kernel_goes_on_once_its_machine_was_started_anew(jupyter_env: J
 async def test_an_older_kernel_gives_way_to_one_that_would_be_lost_and_its_notebook_says_so(
     jupyter_env: JupyterEnv,
 ) -> None:
-    kernel = install(jupyter_env)
+    kernel = install_keeper(jupyter_env)
     spec = jupyter_env.folder / "data" / "kernels" / kernel / "kernel.json"
     async with (
         serving(jupyter_env) as server,
@@ -213,7 +171,7 @@ async def test_an_older_kernel_gives_way_to_one_that_would_be_lost_and_its_noteb
 async def test_one_that_worked_as_its_server_was_stopped_is_told_of_in_its_notebook(
     jupyter_env: JupyterEnv,
 ) -> None:
-    kernel = install(jupyter_env)
+    kernel = install_keeper(jupyter_env)
     async with (
         serving(jupyter_env) as server,
         page(server, await server.open_notebook("week1.ipynb", kernel)) as found,
@@ -249,11 +207,11 @@ async def kept_from_culler(server: Server, session: HTTPResponse) -> AsyncIterat
 async def test_jupyters_culler_passes_over_what_goes_to_disk_and_culls_what_stays_awake(
     jupyter_env: JupyterEnv, outside: socket.socket
 ) -> None:
-    asleep = install(jupyter_env, hibernate_after=0.3)
-    awake = install(jupyter_env, "later", hibernate_after=600)
-    configure(MappingKernelManager={"cull_idle_timeout": 5, "cull_interval": 1})
-    async with serving(jupyter_env) as server:
-        first = await server.open_notebook("week1.ipynb", asleep)
+    sleeps = install_keeper(jupyter_env, hibernate_after=0.3)
+    awake = install_keeper(jupyter_env, "later", hibernate_after=600)
+    culls = {"cull_idle_timeout": 5, "cull_interval": 1}
+    async with serving(jupyter_env, MappingKernelManager=culls) as server:
+        first = await server.open_notebook("week1.ipynb", sleeps)
         async with kept_from_culler(server, first) as found:
             await printed(found, "kept = 41")
         await eventually(lambda: len(images(jupyter_env)) == 1)
@@ -261,7 +219,7 @@ async def test_jupyters_culler_passes_over_what_goes_to_disk_and_culls_what_stay
         async with kept_from_culler(server, goes[1]) as found:
             await printed(found, "kept = 42")
         # They are looked at after those that were idle before them.
-        async with kept_from_culler(server, await server.open_notebook("connected.ipynb", asleep)) as found:
+        async with kept_from_culler(server, await server.open_notebook("connected.ipynb", sleeps)) as found:
             await printed(found, f"import socket; there = socket.create_connection({outside.getsockname()})")
         await server.open_notebook("stays.ipynb", jupyter_env.install("stays", "10%"))
 
@@ -279,40 +237,13 @@ async def test_jupyters_culler_passes_over_what_goes_to_disk_and_culls_what_stay
 # -- What servers do, by their kernels' managers -----------------------------------
 
 
-@asynccontextmanager
-async def notebook(
-    env: JupyterEnv, manager: Managers, kernel: str, name: str = "week1.ipynb"
-) -> AsyncIterator[AsyncKernelManager]:
-    """Start the kernel of a notebook, as a server does."""
-    km = manager(kernel)
-    path = env.folder / "notebooks" / name
-    await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(path)})
-    yield km
-
-
-async def end_with_server(km: AsyncKernelManager) -> None:
-    """End a kernel as the server's extension does, and then the server."""
-    assert await km.provisioner.leave_image() == ""
-    await km.shutdown_kernel()
-
-
-async def left_one(env: JupyterEnv, manager: Managers, code: str = "kept = 1", **config: Any) -> str:
-    """Leave a kernel on disk; return the name of its kernelspec."""
-    kernel = install(env, **config)
-    async with notebook(env, manager, kernel) as km, frontend(km) as found:
-        await printed(found, code)
-        await end_with_server(km)
-    assert len(images(env)) == 1
-    return kernel
-
-
 async def test_a_cell_that_comes_while_the_server_ends_does_not_wake_what_is_left(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    kernel = install(jupyter_env, hibernate_after=0.3)
+    kernel = install_keeper(jupyter_env, hibernate_after=0.3)
     async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
         await printed(found, "kept = 1")
-        await eventually(lambda: km.provisioner.session.state is State.HIBERNATED)
+        await asleep(km)
         assert await km.provisioner.leave_image() == ""
         assert "its server ends, and the next one goes on with it" in await printed(found, "kept = 2")
         await km.shutdown_kernel()
@@ -392,7 +323,7 @@ async def test_of_two_servers_one_has_it(jupyter_env: JupyterEnv, manager: Manag
 async def test_of_two_that_were_left_the_newer_goes_on_and_says_that_the_older_is_gone(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    kernel = install(jupyter_env)
+    kernel = install_keeper(jupyter_env)
     async with notebook(jupyter_env, manager, kernel) as one, notebook(jupyter_env, manager, kernel) as other:
         for km, code in ((one, "kept = 'older'; more = 1"), (other, "kept = 'newer'")):
             async with frontend(km) as found:
@@ -410,7 +341,7 @@ async def test_of_two_that_were_left_the_newer_goes_on_and_says_that_the_older_i
 
 async def test_another_notebook_or_kernel_has_its_own(jupyter_env: JupyterEnv, manager: Managers) -> None:
     kernel = await left_one(jupyter_env, manager)
-    other = install(jupyter_env, "other")
+    other = install_keeper(jupyter_env, "other")
     async with notebook(jupyter_env, manager, other) as km:
         assert km.provisioner.session.state is not State.HIBERNATED
     async with notebook(jupyter_env, manager, kernel, "week2.ipynb") as km:
@@ -434,14 +365,8 @@ async def test_one_whose_file_changed_says_so_and_stays(
         assert "one\n" in await printed(found, "print(kept.readline())")
 
 
-async def started(env: JupyterEnv, kernel: str, code: str) -> asyncio.subprocess.Process:
-    """Start a server's process that runs a cell; see :data:`STARTER`."""
-    path = str(env.folder / "notebooks" / "week1.ipynb")
-    return await asyncio.create_subprocess_exec(sys.executable, "-c", STARTER, kernel, path, code)
-
-
 async def test_a_killed_server_leaves_what_sleeps(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    kernel = install(jupyter_env, hibernate_after=0.3)
+    kernel = install_keeper(jupyter_env, hibernate_after=0.3)
     starter = await started(jupyter_env, kernel, "kept = 1")
     await starter.wait()
     await eventually(jupyter_env.is_empty)
@@ -452,7 +377,7 @@ async def test_a_killed_server_leaves_what_sleeps(jupyter_env: JupyterEnv, manag
 async def test_a_child_of_a_killed_server_that_lives_on_keeps_nothing_of_its_kernels(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    kernel = install(jupyter_env, hibernate_after=0.3)
+    kernel = install_keeper(jupyter_env, hibernate_after=0.3)
     notebook_path = str(jupyter_env.folder / "notebooks" / "week1.ipynb")
     code = "import socket; listening = socket.create_server(('127.0.0.1', 0)); kept = 1"
     starter = await asyncio.create_subprocess_exec(
@@ -520,7 +445,7 @@ async def test_a_kernel_whose_program_is_missing_ends_nobody_else(jupyter_env: J
     """The kernel has no process then, and its server leads a process group."""
     argv = ["/nowhere/python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     starter = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", STARTER, install(jupyter_env, argv=argv), "", ""),
+        *(sys.executable, "-c", STARTER, install_keeper(jupyter_env, argv=argv), "", ""),
         start_new_session=True,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -532,130 +457,9 @@ async def test_a_kernel_whose_program_is_missing_ends_nobody_else(jupyter_env: J
 async def test_one_that_works_ends_with_its_server_and_it_is_said(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    kernel = install(jupyter_env)
+    kernel = install_keeper(jupyter_env)
     async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
         await found.run("import time\nprint(1, flush=True)\ntime.sleep(600)").shows("1")
         assert await km.provisioner.leave_image() == "It was at work."
         await km.shutdown_kernel(now=True)
     assert not images(jupyter_env)
-
-
-# -- Where a kernel that may sleep cannot be launched --------------------------------
-
-
-@pytest.fixture
-def small_disk(jupyter_env: JupyterEnv) -> Iterator[Path]:
-    """Have a disk of its own for kernels that sleep."""
-    folder = jupyter_env.folder / "asleep"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300M,mode=700", "none", folder]
-    if subprocess.run(mount, check=False).returncode:
-        pytest.skip("nothing can be mounted here.")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def fill(disk: Path) -> None:
-    with (disk / "other").open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(1 << 20)):
-            pass
-
-
-async def stays_awake_until_it_is_restarted(
-    env: JupyterEnv, manager: Managers, why: str, mend: Callable[[], object]
-) -> None:
-    kernel = install(env, hibernate_after=0.3)
-    async with notebook(env, manager, kernel) as km, frontend(km) as found:
-        told = " ".join((await printed(found, "print(41)")).split())
-        assert "41" in told
-        assert f"stays awake until it is restarted: {why}" in told
-        assert await printed(found, "print(42)") == "42\n"
-        assert not km.provisioner.goes_to_disk
-        mend()
-        await km.restart_kernel()
-        assert "awake" not in await printed(found, "kept = 1; print(43)")
-        await eventually(lambda: km.provisioner.session.state is State.HIBERNATED)
-        assert await printed(found, "print(kept)") == "1\n"
-
-
-async def test_on_a_full_disk_a_kernel_starts_that_stays_awake(
-    jupyter_env: JupyterEnv, manager: Managers, small_disk: Path
-) -> None:
-    fill(small_disk)
-    why = f"the disk with {small_disk}, where kernels sleep, is full"
-    await stays_awake_until_it_is_restarted(jupyter_env, manager, why, (small_disk / "other").unlink)
-
-
-async def test_one_that_cannot_be_held_starts_and_stays_awake(
-    jupyter_env: JupyterEnv, manager: Managers
-) -> None:
-    held = jupyter_env.folder / "data" / "gpu-pool" / "held"
-    held.parent.mkdir(parents=True)
-    held.touch()
-    why = f"this user's servers could not note in {held} which of them has it (File exists)"
-    await stays_awake_until_it_is_restarted(jupyter_env, manager, why, held.unlink)
-
-
-async def test_one_that_cannot_be_woken_for_want_of_room_says_where_and_what_to_do(
-    jupyter_env: JupyterEnv, manager: Managers, small_disk: Path
-) -> None:
-    kernel = install(jupyter_env, hibernate_after=0.3)
-    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
-        await printed(found, "kept = 1")
-        await eventually(lambda: km.provisioner.session.state is State.HIBERNATED)
-        fill(small_disk)
-        told = " ".join((await printed(found, "print(kept)")).split())
-        assert f"the disk with {small_disk}, where kernels sleep, is full: remove kernels there" in told
-        assert "make room. Nothing of it is lost" in told
-        (small_disk / "other").unlink()
-        assert await printed(found, "print(kept)") == "1\n"
-
-
-def remove(env: JupyterEnv) -> None:
-    """Remove what sleeps, as an administrator does, or the program itself after days."""
-    by = Program(CRIU, str(env.folder / "asleep"))
-    for kernel, _ in kernels_on_disk(by):
-        by.call("remove", kernel)
-    assert not images(env)
-
-
-@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
-async def test_one_that_was_removed_meanwhile_is_told_of_in_its_notebook_once(
-    jupyter_env: JupyterEnv, manager: Managers, is_killed: bool
-) -> None:
-    if is_killed:
-        kernel = install(jupyter_env, hibernate_after=0.3)
-        await (await started(jupyter_env, kernel, "kept = 1")).wait()
-        await eventually(jupyter_env.is_empty)
-    else:
-        kernel = await left_one(jupyter_env, manager)
-    remove(jupyter_env)
-    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
-        told = " ".join((await printed(found, "print('kept' in globals())")).split())
-        assert "False" in told
-        assert "Your kernel from today " in told
-        assert "(1 variable, " in told
-        assert "is gone: it is no longer on disk, where nothing stays for long that nobody asks for" in told
-        assert "is gone" not in await printed(found, "print(1)")
-    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
-        assert await printed(found, "print(2)") == "2\n"
-
-
-@pytest.mark.parametrize("how", ["woken", "restarted", "shut down", "renamed"])
-async def test_of_one_that_was_not_removed_nobody_is_told(
-    jupyter_env: JupyterEnv, manager: Managers, how: str
-) -> None:
-    kernel = await left_one(jupyter_env, manager)
-    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
-        if how == "woken":
-            assert "1\n" in await printed(found, "print(kept)")
-            await eventually(lambda: not images(jupyter_env))
-        elif how == "restarted":
-            await km.restart_kernel()
-            assert await printed(found, "print('kept' in globals())") == "False\n"
-        elif how == "renamed":
-            now = jupyter_env.folder / "notebooks" / "week2.ipynb"
-            assert await km.provisioner.leave_image(str(now)) == ""
-        await km.shutdown_kernel()
-    async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
-        assert await printed(found, "print(2)") == "2\n"

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import pytest
 
-from gpu_pool_provisioner.hibernation.kept import why_not
-from gpu_pool_provisioner.session import State
 from gpu_pool_provisioner.templates import templates
 from support.frontend import frontend
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually
+from support.kernels_on_disk import CRIU, NEEDS_CRIU, asleep
 from support.libraries import kernels_python
 from support.prepared_kernels import Sleepers, install, modules
 from support.warm_kernels import the_template
 
-CRIU = os.environ.get("CRIU", "criu")
-_WHY = why_not(CRIU)
 pytestmark = [
-    pytest.mark.hibernation,
-    pytest.mark.skipif(bool(_WHY), reason=f"kernels cannot sleep here: {_WHY} CRIU names the program."),
+    *NEEDS_CRIU,
     pytest.mark.usefixtures("soon"),
 ]
 
@@ -47,7 +42,7 @@ async def test_it_sleeps_and_wakes(sleepers: Sleepers, manager: Managers, librar
         begins = f"import os, sys; kept, pid = {library!r} in sys.modules, os.getpid(); import {library}"
         await page.run(begins).done()
         for _ in range(2):
-            await eventually(lambda: km.provisioner.session.state is State.HIBERNATED)
+            await asleep(km)
             assert (await page.run("print(kept, pid == os.getpid() == 3)").done()).outputs == ["True True\n"]
             assert (await page.run(f"print({library}.__name__)").done()).outputs == [f"{library}\n"]
     await km.shutdown_kernel(now=True)

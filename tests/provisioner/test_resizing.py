@@ -15,7 +15,7 @@ from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, _parse
 from support.frameworks import write_tensorflow, write_torch
-from support.frontend import Frontend, frontend, page_of
+from support.frontend import frontend, page_of, printed
 from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually, kill, restarting_soon
 from support.pools import take
 from support.service import ForkServer, serving
@@ -42,10 +42,6 @@ def use_cuda(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mode(path: Path) -> int | None:
     return stat.S_IMODE(path.lstat().st_mode) if path.exists() else None
-
-
-async def printed(page: Frontend, code: str) -> str:
-    return "".join((await page.run(code).done()).outputs)
 
 
 async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(

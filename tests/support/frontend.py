@@ -125,6 +125,11 @@ class Frontend:
                 cell.reply = message
 
 
+async def printed(page: Frontend, code: str) -> str:
+    """Run a cell, and return all that it shows."""
+    return "".join((await page.run(code).done()).outputs)
+
+
 @asynccontextmanager
 async def frontend(manager: AsyncKernelManager, session: str = "") -> AsyncIterator[Frontend]:
     """Connect a frontend, wait until the kernel answers it, and disconnect it in the end."""
