@@ -21,7 +21,7 @@ from gpu_pool.store.schema import migrations
 from gpu_pool_client import LeaseState
 from support.fixtures import jupyter_env, manager
 from support.frontend import listening
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually, printed_by
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, printed_by, started_kernel
 from support.old_versions import old_version
 from support.server import Server
 from support.service import ForkServer, serving
@@ -118,8 +118,7 @@ async def test_kernels_keep_their_slices_when_this_version_opens_the_store(
             assert await printed_by(before.client_of(first), "print(kept + 1)") == "42\n"
         # It cannot give anything back any more: this version sees that the kernel has ended.
         await shut_down(before, first)
-        ours = manager(half)
-        await ours.start_kernel()
+        ours = await started_kernel(manager(half))
         await eventually(lambda: ended(home_env, held[0].id))
         assert await printed_by(before.client_of(second), "print(kept + 1)") == "42\n"
     # Now those who waited in the old server are gone, and it is our kernel's turn.

@@ -14,7 +14,7 @@ from gpu_pool_client import LeaseGone, OverQuota, connect, parse_request
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.session import effects, events
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, started_kernel
 from support.service import ForkServer, serving
 
 
@@ -98,8 +98,7 @@ async def test_the_proxy_of_a_kernel_that_was_shut_down_does_not_end_the_next_on
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     lesson = await jupyter_env.fill("100%")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     proxy: Any = km.provisioner.driver
     await jupyter_env.pool.release(lesson.id)
     await answer(km, "1")

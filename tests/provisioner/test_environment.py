@@ -22,7 +22,7 @@ from gpu_pool_provisioner.environment import (
     kernel_command,
     launcher,
 )
-from support.jupyter_env import JupyterEnv, Managers, answer
+from support.jupyter_env import JupyterEnv, Managers, answer, started_kernel
 
 GPU = Device("GPU-1", 0, "Tesla V100-SXM2-32GB", 32768)
 
@@ -104,7 +104,6 @@ def test_the_command_goes_through_what_is_installed_for_ipython_kernels(
 
 
 async def test_a_kernel_reads_what_is_enforced(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     printed = await answer(km, "import json, os; print(json.dumps(dict(os.environ)))")
     assert json.loads(printed)["GPU_POOL_ENFORCED"].startswith("memory: 655 MiB")

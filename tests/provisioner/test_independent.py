@@ -26,6 +26,7 @@ from support.jupyter_env import (
     eventually,
     is_running,
     printed_by,
+    started_kernel,
 )
 
 #: Starts a kernel, says how to go on with it, and ends.
@@ -170,8 +171,7 @@ async def test_another_manager_sees_that_it_has_ended_meanwhile(
 async def test_who_has_started_it_interrupts_it_and_ends_it_with_what_it_has_started(
     jupyter_env: JupyterEnv, manager: Managers, now: bool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel(independent=True)
+    km = await started_kernel(manager(jupyter_env.install("two")), independent=True)
     started = await answer(
         km, "import subprocess; child = subprocess.Popen(['sleep', '600']); print(child.pid)"
     )
@@ -195,8 +195,7 @@ async def test_who_has_started_it_interrupts_it_and_ends_it_with_what_it_has_sta
 
 
 async def test_it_can_be_restarted(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel(independent=True)
+    km = await started_kernel(manager(jupyter_env.install("two")), independent=True)
     await answer(km, "kept = 42")
     await km.restart_kernel()
     assert await answer(km, "print('kept' in globals())") == "False\n"

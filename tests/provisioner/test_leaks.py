@@ -28,6 +28,7 @@ from support.jupyter_env import (
     is_running,
     kill,
     restarting_soon,
+    started_kernel,
 )
 
 CRASHER = (sys.executable, "-c", "raise SystemExit('crash')")
@@ -114,8 +115,7 @@ async def test_nothing_free_leaves_nobody_in_line(jupyter_env: JupyterEnv, manag
 
 async def test_a_crash_loop_past_the_restart_limit(jupyter_env: JupyterEnv, manager: Managers) -> None:
     kernel = jupyter_env.install("crasher", argv=CRASHER, restart_grace=10)
-    km = manager(kernel, AsyncIOLoopKernelManager, config=restarting_soon(limit=2))
-    await km.start_kernel()
+    km = await started_kernel(manager(kernel, AsyncIOLoopKernelManager, config=restarting_soon(limit=2)))
     given_up = asyncio.Event()
     km.add_restart_callback(given_up.set, "dead")
     first = await jupyter_env.only_lease()
@@ -135,8 +135,7 @@ async def test_an_automatic_restart_whose_launch_raises(
     binary = jupyter_env.folder / "sleep"
     shutil.copy("/bin/sleep", binary)
     kernel = jupyter_env.install("vanishing", argv=[str(binary), "600"])
-    km = manager(kernel, AsyncIOLoopKernelManager, config=restarting_soon())
-    await km.start_kernel()
+    km = await started_kernel(manager(kernel, AsyncIOLoopKernelManager, config=restarting_soon()))
     lease = await jupyter_env.only_lease()
     binary.unlink()
     kill(km.provisioner.pid)
@@ -145,8 +144,7 @@ async def test_an_automatic_restart_whose_launch_raises(
 
 
 async def test_kill_9_of_a_kernel_that_nobody_restarts(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await answer(km)
     kill(km.provisioner.pid)
     await eventually(jupyter_env.is_empty)
@@ -184,16 +182,14 @@ async def test_a_manager_that_is_dropped_leaves_the_slice_to_its_running_kernel(
 
 
 async def test_the_kernel_dies_before_it_answers(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("deaf", argv=SLEEPER))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("deaf", argv=SLEEPER)))
     kill(km.provisioner.pid)
     await eventually(jupyter_env.is_empty)
 
 
 @pytest.mark.long
 async def test_a_cleanup_that_only_announces_a_restart(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two", restart_grace=0))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two", restart_grace=0)))
     await km.shutdown_kernel(now=True, restart=True)
     assert (await jupyter_env.only_lease()).process == Process.current()
     await eventually(jupyter_env.is_empty)
@@ -203,8 +199,7 @@ async def test_a_cleanup_that_only_announces_a_restart(jupyter_env: JupyterEnv, 
 async def test_a_cleanup_before_the_kernel_has_ended_ends_it(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await answer(km)
     pid = km.provisioner.pid
     await km.cleanup_resources()
@@ -213,8 +208,7 @@ async def test_a_cleanup_before_the_kernel_has_ended_ends_it(
 
 
 async def test_shutdown_without_a_kernel_changes_nothing(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await km.shutdown_kernel(now=True)
     for restart in (False, True, False):
         await km.cleanup_resources(restart=restart)

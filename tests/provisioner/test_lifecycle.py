@@ -22,6 +22,7 @@ from support.jupyter_env import (
     eventually,
     kill,
     restarting_soon,
+    started_kernel,
 )
 
 
@@ -29,8 +30,7 @@ from support.jupyter_env import (
 async def test_a_kernel_holds_its_slice_until_it_is_shut_down(
     jupyter_env: JupyterEnv, manager: Managers, now: bool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     lease = await jupyter_env.only_lease()
     assert lease.process == Process.of(km.provisioner.pid)
     assert lease.holder.process == Process.current()
@@ -43,8 +43,7 @@ async def test_a_kernel_holds_its_slice_until_it_is_shut_down(
 
 @pytest.mark.parametrize("now", [False, True])
 async def test_a_restart_keeps_the_lease(jupyter_env: JupyterEnv, manager: Managers, now: bool) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     before = await jupyter_env.only_lease()
     await answer(km)
     await km.restart_kernel(now=now)
@@ -55,8 +54,7 @@ async def test_a_restart_keeps_the_lease(jupyter_env: JupyterEnv, manager: Manag
 
 
 async def test_a_restart_on_a_full_pool_keeps_its_place(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("half", "50%"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("half", "50%")))
     await jupyter_env.fill("50%")
     waiting = await jupyter_env.fill("50%")
     await answer(km)
@@ -69,8 +67,7 @@ async def test_a_restart_on_a_full_pool_keeps_its_place(jupyter_env: JupyterEnv,
 async def test_new_ports_on_request_reach_the_restarted_kernel(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await answer(km)
     await km.restart_kernel(newports=True)
     assert await answer(km, "print(6 * 7)") == "42\n"
@@ -97,8 +94,7 @@ async def test_an_automatic_restart_keeps_the_lease(jupyter_env: JupyterEnv, man
 async def test_a_manager_can_be_started_again_and_gets_a_new_slice(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     first = await jupyter_env.only_lease()
     await answer(km)
     await km.shutdown_kernel()
@@ -110,8 +106,7 @@ async def test_a_manager_can_be_started_again_and_gets_a_new_slice(
 async def test_a_restart_without_its_slice_is_refused_until_shutdown(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await answer(km)
     await jupyter_env.pool.release((await jupyter_env.only_lease()).id, EndReason.REVOKED)
     for _ in range(2):
@@ -171,8 +166,7 @@ def test_a_forked_child_starts_kernels_of_its_own(jupyter_env: JupyterEnv) -> No
 async def test_a_kernel_that_never_answers_is_ended_and_gives_its_slice_back(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("deaf", argv=SLEEPER, ready_timeout=1))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("deaf", argv=SLEEPER, ready_timeout=1)))
     lease = await jupyter_env.only_lease()
     await eventually(jupyter_env.is_empty)
     assert (await jupyter_env.pool.get_lease(lease.id)).end_reason is EndReason.NOT_READY
@@ -180,8 +174,7 @@ async def test_a_kernel_that_never_answers_is_ended_and_gives_its_slice_back(
 
 
 async def test_the_first_reply_lifts_the_deadline(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    await started_kernel(manager(jupyter_env.install("two")))
     with sqlite3.connect(jupyter_env.folder / "pool" / "store.db") as store:
         (deadline,) = store.execute("SELECT deadline FROM lease").fetchone()
         assert deadline is not None
@@ -216,8 +209,7 @@ async def test_other_transports_become_ready_too(
 async def test_another_provisioner_can_continue_a_kernels_lease(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     info = await km.provisioner.get_provisioner_info()
     heir = type(km.provisioner)(kernel_spec=km.kernel_spec, parent=km, slice="2%")
     await heir.load_provisioner_info(info)

@@ -23,7 +23,7 @@ from gpu_pool_provisioner.forked import ForkedProcess
 from gpu_pool_provisioner.templates import templates
 from support.fixtures import answers_within
 from support.frontend import page_of
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill, started_kernel
 from support.prepared_kernels import (
     IS_PREPARED,
     WHY_NONE,
@@ -142,18 +142,15 @@ async def test_another_environment_umask_or_folder_is_another_kernel_which_start
 ) -> None:
     name = sleepers()
     await until_prepared(manager(name))
-    km = manager(name)
-    await km.start_kernel(env={**os.environ, "OMP_NUM_THREADS": "1"})
+    km = await started_kernel(manager(name), env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert not await was_prepared(km)
     assert await answer(km, "import os; print(os.environ['OMP_NUM_THREADS'])") == "1\n"
     (tmp_path / "heavy.py").touch()  # which the kernel would import
-    km = manager(name)
-    await km.start_kernel(cwd=str(tmp_path))
+    km = await started_kernel(manager(name), cwd=str(tmp_path))
     assert not await was_prepared(km)
     before = os.umask(0o027)
     try:
-        km = manager(name)
-        await km.start_kernel()
+        km = await started_kernel(manager(name))
     finally:
         os.umask(before)
     assert await answer(km, "import os; print(oct(os.umask(0)))") == "0o27\n"
@@ -180,8 +177,7 @@ async def test_it_has_nothing_of_the_kernel_before(
 ) -> None:
     monkeypatch.setenv("GPU_POOL_SECRET", "of the first")
     name = sleepers()
-    km = manager(name)
-    await km.start_kernel(env={**os.environ, "JPY_SESSION_NAME": "secret.ipynb"})
+    km = await started_kernel(manager(name), env={**os.environ, "JPY_SESSION_NAME": "secret.ipynb"})
     prepared = await the_template()
     assert prepared.is_ready
     shows = shown_by(prepared.pid)
@@ -223,8 +219,7 @@ async def test_kernels_that_never_sleep_are_forked_from_a_template_as_ever(
 
 
 async def test_it_starts_with_the_server_where_templates_do(sleepers: Sleepers, manager: Managers) -> None:
-    km = manager(sleepers())
-    await km.start_kernel()
+    km = await started_kernel(manager(sleepers()))
     await km.shutdown_kernel(now=True)
     templates().end()
     template = await km.provisioner.start_template(km.format_kernel_cmd())

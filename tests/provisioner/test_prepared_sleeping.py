@@ -8,7 +8,7 @@ import pytest
 
 from gpu_pool_provisioner.templates import templates
 from support.frontend import frontend
-from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually
+from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually, started_kernel
 from support.kernels_on_disk import CRIU, NEEDS_CRIU, asleep
 from support.libraries import kernels_python
 from support.prepared_kernels import Sleepers, install, modules
@@ -30,13 +30,11 @@ def sleepers(jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch) -> Sleepe
 async def test_it_sleeps_and_wakes(sleepers: Sleepers, manager: Managers, library: str) -> None:
     python = kernels_python("ipykernel", *([] if library == "heavy" else [library]))
     name = sleepers(library, argv=(python, *IPYKERNEL[1:]))
-    first = manager(name)
-    await first.start_kernel()
+    first = await started_kernel(manager(name))
     await answer(first)
     prepared = await the_template()
     assert prepared.is_ready, prepared.refusal
-    km = manager(name)
-    await km.start_kernel()
+    km = await started_kernel(manager(name))
     assert km.provisioner.pid == prepared.pid
     async with frontend(km) as page:
         begins = f"import os, sys; kept, pid = {library!r} in sys.modules, os.getpid(); import {library}"
@@ -52,8 +50,7 @@ async def test_none_is_left_on_disk_or_taken_for_a_kernel(
     sleepers: Sleepers, manager: Managers, jupyter_env: JupyterEnv
 ) -> None:
     """What was prepared holds no slice, has no image, and is not listed among what sleeps."""
-    first = manager(sleepers(hibernate_after=600.0))
-    await first.start_kernel()
+    first = await started_kernel(manager(sleepers(hibernate_after=600.0)))
     await answer(first)
     assert (await the_template()).is_ready
     assert len(await jupyter_env.leases()) == 1

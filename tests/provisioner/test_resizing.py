@@ -16,7 +16,16 @@ from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, _parse
 from support.frameworks import write_tensorflow, write_torch
 from support.frontend import frontend, page_of, printed
-from support.jupyter_env import IPYKERNEL, JupyterEnv, Managers, answer, eventually, kill, restarting_soon
+from support.jupyter_env import (
+    IPYKERNEL,
+    JupyterEnv,
+    Managers,
+    answer,
+    eventually,
+    kill,
+    restarting_soon,
+    started_kernel,
+)
 from support.pools import take
 from support.service import ForkServer, serving
 
@@ -47,8 +56,7 @@ def mode(path: Path) -> int | None:
 async def test_a_kernel_changes_its_size_and_keeps_it_over_a_restart(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     before = await jupyter_env.only_lease()
     async with frontend(km) as page:
         told = await printed(page, "%gpu use 10%")
@@ -159,8 +167,7 @@ async def test_limits_of_frameworks_follow_but_for_those_that_the_user_has_chang
     python, packages = imitated(tmp_path / "env")
     for framework in ("cupy-13.0.0", "jaxlib-0.5.0"):
         (packages / f"{framework}.dist-info").mkdir(parents=True)
-    km = manager(jupyter_env.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two", argv=(python, *IPYKERNEL[1:]), env=HERE)))
     limits = (
         "print(*[os.environ.get(n) for n in ('CUPY_GPU_MEMORY_LIMIT', 'XLA_PYTHON_CLIENT_MEM_FRACTION')])"
     )
@@ -210,8 +217,7 @@ async def test_a_size_that_is_not_free_at_the_restart_is_told_below_the_first_ce
 async def test_the_place_for_resize_requests_is_private_and_goes_with_the_kernel(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_RESIZE_DIR'])")).strip())
     assert folder.parent == Path(km.connection_file).parent
     assert [mode(folder), mode(folder / "requests")] == [0o700, 0o600]
@@ -241,8 +247,7 @@ def test_what_is_not_a_request_is_none(line: bytes) -> None:
 
 
 async def test_nonsense_in_the_pipe_is_passed_over(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     folder = Path((await answer(km, "import os; print(os.environ['GPU_POOL_RESIZE_DIR'])")).strip())
     for nonsense in (b"\n", b"\xff" * 4000, b"[" * 4000 + b"\n", b'{"id": "../x", "size": "50%"}\n'):
         with (folder / "requests").open("wb", buffering=0) as pipe:

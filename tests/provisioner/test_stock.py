@@ -12,7 +12,7 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
 from gpu_pool_client._pool import COURSE_VARIABLE, URL_VARIABLE
 from gpu_pool_provisioner.settings import DEFAULT_SLICE_VARIABLE
-from support.jupyter_env import JupyterEnv, Managers, answer
+from support.jupyter_env import JupyterEnv, Managers, answer, started_kernel
 
 WITHOUT_A_SLICE = """
 import os, sys
@@ -45,8 +45,7 @@ async def test_the_default_slice_comes_from_the_environment(
 ) -> None:
     monkeypatch.setenv(DEFAULT_SLICE_VARIABLE, "10%")
     monkeypatch.setattr(KernelProvisionerFactory.instance(), "default_provisioner_name", "gpu-pool")
-    km = manager("python3")
-    await km.start_kernel()
+    await started_kernel(manager("python3"))
     assert str((await jupyter_env.only_lease()).request) == "10%"
 
 
@@ -85,8 +84,7 @@ async def test_what_a_kernelspec_says_in_its_environment_counts_before_the_serve
     spec = json.loads(file.read_text())
     del spec["metadata"]["kernel_provisioner"]["config"]["slice"]
     file.write_text(json.dumps(spec))
-    km = manager(name)
-    await km.start_kernel()
+    km = await started_kernel(manager(name))
     lease = await jupyter_env.only_lease()
     assert (lease.holder.course, str(lease.request)) == ("physics-autumn", "5%")
     shown = await answer(km, "import os; print(os.environ['GPU_POOL_COURSE'], os.environ['GPU_POOL_URL'])")

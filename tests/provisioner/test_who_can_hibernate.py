@@ -13,7 +13,7 @@ import pytest
 
 from gpu_pool_provisioner.hibernation import program
 from gpu_pool_provisioner.hibernation.calling import why_not
-from support.jupyter_env import TINY, JupyterEnv, Managers, answer
+from support.jupyter_env import TINY, JupyterEnv, Managers, answer, started_kernel
 from support.pods import PodPool, pods
 
 __all__ = ["pods"]
@@ -181,8 +181,7 @@ async def test_that_kernels_of_another_language_stay_awake_is_logged_once(
     config = {} if who == "course" else {"hibernate_after": 1}
     name = jupyter_env.install(f"R {who}", argv=TINY, language="R", **config)
     for _ in range(2):
-        km = manager(name)
-        await km.start_kernel()
+        km = await started_kernel(manager(name))
         await answer(km, "wait until it runs")
         assert km.provisioner.session.hibernate_after is None
     said = [each.getMessage() for each in caplog.records if "sleep on disk" in each.getMessage()]
@@ -193,8 +192,7 @@ async def test_that_kernels_of_another_language_stay_awake_is_logged_once(
 async def test_that_kernels_in_pods_stay_awake_is_logged(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    km = manager(jupyter_env.install("in pod", hibernate_after=3600))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("in pod", hibernate_after=3600)))
     await answer(km, "1")
     said = [each.getMessage() for each in caplog.records if "in pods" in each.getMessage()]
     assert said == ["Kernels do not sleep on disk (hibernate_after): those in pods stay awake."]

@@ -110,6 +110,12 @@ def restarting_soon(limit: int = 5) -> Config:
     return Config(KernelRestarter={"time_to_dead": 0.2, "restart_limit": limit})
 
 
+async def started_kernel(manager: AsyncKernelManager, **options: Any) -> AsyncKernelManager:
+    """Start the kernel of a manager, and return that."""
+    await manager.start_kernel(**options)
+    return manager
+
+
 async def answer(manager: AsyncKernelManager, code: str = "", within: float = 120) -> str:
     """Wait until the kernel answers; return what ``code`` prints."""
     return await printed_by(manager.client(), code, within)

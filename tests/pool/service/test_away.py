@@ -19,7 +19,16 @@ from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.session import SessionTimes, State
 from gpu_pool_provisioner.settings import default_outage_timeout
 from support.frontend import frontend, page_of
-from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, answer, eventually, is_running
+from support.jupyter_env import (
+    IPYKERNEL,
+    WRAP,
+    JupyterEnv,
+    Managers,
+    answer,
+    eventually,
+    is_running,
+    started_kernel,
+)
 from support.service import Service
 
 WAITS = "Your kernel starts once the pool answers (waiting"
@@ -38,8 +47,7 @@ async def test_a_kernel_that_is_asked_for_meanwhile_waits_and_runs(
     served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
     await service.end(signal.SIGKILL)
-    km = manager(served.install("half", "50%", outage_timeout=600))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("half", "50%", outage_timeout=600)))
     assert await km.is_alive()
     async with frontend(km) as page:
         cell = page.run("import os; print(os.environ['GPU_POOL_SLICE'])")
@@ -88,8 +96,7 @@ async def test_it_fails_for_whoever_wants_no_kernel_that_waits(
 async def test_whoever_restarts_one_does_not_wait_for_it_either(
     patient: JupyterEnv, service: Service, manager: Managers
 ) -> None:
-    km = manager(patient.install("half", "50%", outage_timeout=600))
-    await km.start_kernel()
+    km = await started_kernel(manager(patient.install("half", "50%", outage_timeout=600)))
     lease = await patient.only_lease()
     await service.end(signal.SIGKILL)
     await asyncio.wait_for(km.restart_kernel(now=True), 120)
@@ -162,8 +169,7 @@ async def test_a_kernel_that_is_shut_down_while_it_waits_leaves_nothing(
 async def test_a_kernel_that_is_restarted_meanwhile_has_its_slice_afterwards(
     served: JupyterEnv, service: Service, manager: Managers, now: bool
 ) -> None:
-    km = manager(served.install("half", "50%", outage_timeout=600))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("half", "50%", outage_timeout=600)))
     assert await answer(km, "print(1)") == "1\n"
     lease = await served.only_lease()
     await service.end(signal.SIGKILL)

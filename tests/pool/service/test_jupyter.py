@@ -11,15 +11,14 @@ import sys
 import pytest
 
 from gpu_pool_client import LeaseState, Process
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, started_kernel
 from support.service import Service
 
 
 async def test_a_kernel_has_its_slice_over_a_restart_until_it_is_shut_down(
     served: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(served.install("half", "50%"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("half", "50%")))
     assert await answer(km, "import os; print(os.environ['GPU_POOL_URL'])") == f"{served.url}\n"
     lease = await served.only_lease()
     assert (lease.process, lease.holder.process) == (Process.of(km.provisioner.pid), Process.current())
@@ -35,11 +34,9 @@ async def test_a_kernel_has_its_slice_over_a_restart_until_it_is_shut_down(
 async def test_a_kernel_that_waits_and_one_that_works_outlive_the_service(
     served: JupyterEnv, service: Service, manager: Managers
 ) -> None:
-    works = manager(served.install("half", "50%"))
-    await works.start_kernel()
+    works = await started_kernel(manager(served.install("half", "50%")))
     assert await answer(works, "print(1)") == "1\n"
-    waits = manager(served.install("whole", "1"))
-    await waits.start_kernel()
+    waits = await started_kernel(manager(served.install("whole", "1")))
     await eventually(served.has_queue)
     await service.end(signal.SIGKILL)
     assert await answer(works, "print(2)") == "2\n"
@@ -54,8 +51,7 @@ async def test_a_kernel_that_waits_and_one_that_works_outlive_the_service(
 
 
 async def test_a_killed_kernel_gives_its_slice_back(served: JupyterEnv, manager: Managers) -> None:
-    km = manager(served.install("half", "50%"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("half", "50%")))
     await answer(km)
     os.kill(km.provisioner.pid, signal.SIGKILL)
     await eventually(served.is_empty)

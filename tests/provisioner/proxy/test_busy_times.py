@@ -10,7 +10,7 @@ import pytest
 from gpu_pool_provisioner.proxy import relay
 from gpu_pool_provisioner.proxy.relay import EVERY, BusyTimes
 from support.frontend import frontend
-from support.jupyter_env import JupyterEnv, Managers, eventually
+from support.jupyter_env import JupyterEnv, Managers, eventually, started_kernel
 
 
 def test_pieces_of_work_are_told_once_and_not_too_often() -> None:
@@ -90,8 +90,7 @@ async def test_the_pool_hears_when_a_kernel_worked(
 ) -> None:
     monkeypatch.setattr(relay, "EVERY", 0.0)
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
     began = time.time()
     async with frontend(km) as page:
         await page.run("import time; time.sleep(0.5)").done()

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_pool_client import EndReason, Process
 from support.frontend import frontend, page_of
-from support.jupyter_env import IPYKERNEL, SLEEPER, TINY, JupyterEnv, Managers, eventually
+from support.jupyter_env import IPYKERNEL, SLEEPER, TINY, JupyterEnv, Managers, eventually, started_kernel
 
 
 async def test_a_waiting_kernel_answers_and_is_alive(jupyter_env: JupyterEnv, manager: Managers) -> None:
@@ -164,8 +164,7 @@ async def test_a_kernel_of_another_language(jupyter_env: JupyterEnv, manager: Ma
 
 
 async def test_of_a_slice_that_is_free_nothing_is_said(jupyter_env: JupyterEnv, manager: Managers) -> None:
-    km = manager(jupyter_env.install("two", argv=IPYKERNEL))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two", argv=IPYKERNEL)))
     assert Process.of(km.provisioner.pid) is not None
     async with frontend(km) as page:
         done = await page.run("print(1)").done()

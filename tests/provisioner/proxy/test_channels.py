@@ -19,7 +19,7 @@ from jupyter_client.session import DELIM, Session
 from gpu_pool_provisioner.proxy.channels import close_all, connect_back, ignore
 from gpu_pool_provisioner.proxy.relay import Relay
 from support.frontend import Cell, Frontend, frontend, page_of
-from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
+from support.jupyter_env import TINY, JupyterEnv, Managers, eventually, started_kernel
 
 _KINDS = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "hb": zmq.REP, "iopub": zmq.XPUB}
 
@@ -28,9 +28,7 @@ _KINDS = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "hb":
 async def waiting(jupyter_env: JupyterEnv, manager: Managers) -> AsyncKernelManager:
     """A kernel that waits until ``open_up`` frees its slice."""
     await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
-    return km
+    return await started_kernel(manager(jupyter_env.install("two")))
 
 
 @pytest.fixture
@@ -61,8 +59,7 @@ async def test_input_to_a_kernel_that_listens_for_it_late(jupyter_env: JupyterEn
 async def test_a_page_is_welcomed_once_whatever_the_kernel_does(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("tiny", argv=TINY, language="tiny"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("tiny", argv=TINY, language="tiny")))
     client = km.client()
     client.start_channels(hb=False)
     try:

@@ -17,7 +17,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_client import LeaseState
 from support.frontend import Cell, Frontend, frontend
-from support.jupyter_env import JupyterEnv, Managers, eventually, kill
+from support.jupyter_env import JupyterEnv, Managers, eventually, kill, started_kernel
 from support.server import Server
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -53,8 +53,7 @@ async def enrol(manager: Managers) -> AsyncIterator[Enrol]:
     async with AsyncExitStack() as pages:
 
         async def come(name: str) -> Student:
-            kernel = manager(name)
-            await kernel.start_kernel()
+            kernel = await started_kernel(manager(name))
             page = await pages.enter_async_context(frontend(kernel))
             heartbeats.append(page.client.hb_channel)
             return Student(kernel, page)

@@ -15,7 +15,7 @@ from gpu_pool_client import EndReason, Lease, LeaseState, NotAllowed, PoolUnreac
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from support.frontend import frontend
-from support.jupyter_env import JupyterEnv, Managers, eventually, kill
+from support.jupyter_env import JupyterEnv, Managers, eventually, kill, started_kernel
 from support.service import asking
 
 #: Idle kernels give way to what is over as soon.
@@ -75,8 +75,7 @@ async def test_who_waits_gives_up_and_the_slice_is_its_owners(
     is_killed: bool,
 ) -> None:
     course(yield_after="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
     still = StandsStill(
         jupyter_env.pool, verb, lambda: km.provisioner.session.state is State.PARKING, after=after
     )
@@ -108,8 +107,7 @@ async def test_who_asks_after_one_that_gave_up_is_given_way_to_as_soon(
     jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(yield_after="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
     still = StandsStill(jupyter_env.pool, "get_lease", lambda: km.provisioner.session.state is State.PARKING)
     monkeypatch.setattr(jupyter_env.pool, "get_lease", still)
     gave_up = await jupyter_env.fill(SOON)
@@ -132,8 +130,7 @@ async def test_a_cell_that_comes_as_parking_begins_runs_once_and_with_the_slice(
     after: bool,
 ) -> None:
     course(yield_after="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
     still = StandsStill(
         jupyter_env.pool, verb, lambda: km.provisioner.session.state is State.PARKING, after=after
     )
@@ -164,8 +161,7 @@ async def test_a_cell_that_comes_before_the_kernel_was_seen_to_be_asked_keeps_it
     jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(yield_after="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
 
     def has_told() -> bool:
         idling = km.provisioner.session.idling
@@ -196,8 +192,7 @@ async def test_a_kernel_that_is_killed_as_it_is_parked_leaves_its_slice_to_who_w
     after: bool,
 ) -> None:
     course(yield_after="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
     still = StandsStill(
         jupyter_env.pool, verb, lambda: km.provisioner.session.state is State.PARKING, after=after
     )
@@ -220,8 +215,7 @@ async def test_what_the_pool_has_not_heard_of_a_kernels_work_is_told_again(
     jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(yield_after="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
     report, is_lost = jupyter_env.pool.report_busy, threading.Event()
 
     async def lost(lease_id: str, spans: Any, **more: Any) -> None:
@@ -250,8 +244,7 @@ async def test_a_drain_to_disk_is_heard_once_by_a_kernel_that_cannot_go_there(
     jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(yield_after="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
     report, told = jupyter_env.pool.report_busy, list[float]()
 
     async def counts(lease_id: str, spans: Any, *, gives_way_since: float | None = None) -> None:

@@ -16,7 +16,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.proxy import channels
 from support.frontend import frontend, listening
-from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers
+from support.jupyter_env import IPYKERNEL, WRAP, JupyterEnv, Managers, started_kernel
 from support.ports import write_connection
 
 #: Milliseconds in which a heart beats, on any machine.
@@ -61,8 +61,7 @@ async def test_a_kernel_lives_while_the_thread_of_the_kernels_is_busy(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     with busy(background_loop()):
         assert beats(km.get_connection_info())  # which waits
     async with frontend(km) as page:

@@ -16,15 +16,22 @@ from jupyter_client.manager import KernelManager
 
 from gpu_pool_client import EndReason, LeaseState, PoolUnreachable, Process, TimedOut
 from support.frontend import frontend, page_of
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
+from support.jupyter_env import (
+    JupyterEnv,
+    Managers,
+    answer,
+    eventually,
+    kill,
+    restarting_soon,
+    started_kernel,
+)
 
 
 async def test_a_restart_while_waiting_keeps_the_place_in_line(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     (before,) = (await jupyter_env.pool.status()).queue
     async with frontend(km) as page:
         dropped = page.run("print('dropped')")
@@ -46,8 +53,7 @@ async def test_a_shutdown_while_waiting_leaves_nothing(
     jupyter_env: JupyterEnv, manager: Managers, now: bool
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     port = km.shell_port
     await answer(km)
     await km.shutdown_kernel(now=now)
@@ -66,8 +72,7 @@ async def test_a_shutdown_while_waiting_leaves_nothing(
 async def relayed(jupyter_env: JupyterEnv, manager: Managers, **traits: object) -> AsyncIOLoopKernelManager:
     """Return a kernel that has waited and runs."""
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, **traits)
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two"), AsyncIOLoopKernelManager, **traits))
     await jupyter_env.pool.release(held.id)
     assert await answer(km) == ""
     async with frontend(km) as page:
@@ -106,8 +111,7 @@ async def test_a_kernel_of_which_the_pool_has_not_heard_yet_can_be_restarted(
         return await attach(*args, **more)
 
     monkeypatch.setattr(jupyter_env.pool, "attach", unless_away)
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await eventually(tried.is_set)
     await asyncio.wait_for(km.restart_kernel(now=True), 120)
     is_away = False
@@ -194,8 +198,7 @@ async def test_a_slice_that_comes_while_nobody_launches_the_kernel_again_goes_ba
     jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = await jupyter_env.fill("1")
-    km = manager(jupyter_env.install("two", restart_grace=0))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two", restart_grace=0)))
     await answer(km)
     await km.shutdown_kernel(now=True, restart=True)
     await jupyter_env.pool.release(held.id)

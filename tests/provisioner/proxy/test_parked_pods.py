@@ -12,7 +12,7 @@ from gpu_pool_client import Activity, LeaseState
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.session import SessionTimes
 from support.frontend import frontend, page_of
-from support.jupyter_env import JupyterEnv, Managers, eventually, restarting_soon
+from support.jupyter_env import JupyterEnv, Managers, eventually, restarting_soon, started_kernel
 from support.pods import PodPool, pods
 
 __all__ = ["pods"]
@@ -57,8 +57,7 @@ async def test_its_gpu_is_hidden_while_it_is_parked(
     jupyter_env: JupyterEnv, manager: Managers, parks: Any
 ) -> None:
     parks(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     seen = jupyter_env.folder / "seen"
     watcher = f"""
 import os, threading, time

@@ -17,7 +17,7 @@ from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.session import SessionTimes
 from support.frontend import frontend, page_of
-from support.jupyter_env import JupyterEnv, Managers, eventually, kill
+from support.jupyter_env import JupyterEnv, Managers, eventually, kill, started_kernel
 
 
 async def test_an_idle_kernel_lends_its_slice_and_keeps_its_variables(
@@ -71,8 +71,7 @@ async def test_a_kernel_that_gives_way_no_more_is_followed_no_more(
             followed.remove(lease_id)
 
     monkeypatch.setattr(jupyter_env.pool, "watch", counted)
-    km = manager(jupyter_env.install("one", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("one", "1")))
     await eventually(lambda: followed)
     await in_background(km.provisioner.driver.keep(600))
     await eventually(lambda: not followed)
@@ -83,8 +82,7 @@ async def test_its_devices_are_hidden_while_it_is_parked(
     jupyter_env: JupyterEnv, manager: Managers, course: Any, tmp_path: Path
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     seen = tmp_path / "seen"
     watcher = f"""
 import os, threading, time
@@ -135,8 +133,7 @@ async def test_a_parked_kernel_that_is_shut_down_leaves_nothing(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
 
     await eventually(jupyter_env.is_parked)
     await km.shutdown_kernel()
@@ -181,8 +178,7 @@ async def test_the_longest_lease_warns_then_ends_the_kernel_and_the_next_cell_sa
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(longest_lease="12s", warn_before="10s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     lease = await jupyter_env.only_lease()
     async with frontend(km) as page:
         cell = page.run("import time\nfor _ in range(600): time.sleep(0.1)")
@@ -221,8 +217,7 @@ async def test_a_slice_that_is_taken_away_ends_the_kernel_in_words(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
 
     await eventually(jupyter_env.is_parked)
     await jupyter_env.pool.release((await jupyter_env.only_lease()).id, EndReason.REVOKED)
@@ -249,8 +244,7 @@ async def test_a_parked_kernel_is_restarted_on_its_slice(
     jupyter_env: JupyterEnv, manager: Managers, course: Any
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await eventually(jupyter_env.is_parked)
     lease = await jupyter_env.only_lease()
     await km.restart_kernel(now=True)
@@ -264,8 +258,7 @@ async def test_a_kernel_restarted_while_its_slice_is_being_lent_keeps_it(
     jupyter_env: JupyterEnv, manager: Managers, course: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(idle_limit="1s")
-    km = manager(jupyter_env.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("all", "1")))
     park, begun, may_go_on = jupyter_env.pool.park, threading.Event(), threading.Event()
 
     async def late(lease_id: str, **how: Any) -> Lease:

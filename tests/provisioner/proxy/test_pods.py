@@ -13,7 +13,7 @@ import pytest
 from gpu_pool.pool.backend import Adapted
 from gpu_pool_client import PodPhase, parse_request
 from support.frontend import frontend, page_of
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, started_kernel
 from support.pods import PodPool, pods
 
 __all__ = ["pods"]
@@ -123,8 +123,7 @@ async def test_a_start_that_waits_for_its_pod_has_the_time_that_the_pod_has(
 async def test_a_restart_keeps_slice_ports_and_pod(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, now: bool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     ports = km.ports
     async with frontend(km) as page:
         await page.run("x = 1").done()
@@ -151,8 +150,7 @@ async def test_a_restart_where_the_image_has_no_supervisor_replaces_the_pod(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, now: bool
 ) -> None:
     pods.supervised = False
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     ports = km.ports
     async with frontend(km) as page:
         await page.run("x = 1").done()
@@ -232,8 +230,7 @@ async def test_the_time_in_the_clusters_own_queue_does_not_count(
 ) -> None:
     pods.images.clear()
     pods.message, pods.phase = "You are number 3 there.", PodPhase.QUEUED
-    km = manager(jupyter_env.install("two", start_timeout=5.0))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two", start_timeout=5.0)))
     began = time.monotonic()
     async with frontend(km) as page:
         cell = page.run("print('well')")
@@ -302,8 +299,7 @@ async def test_kernels_in_pods_queue(jupyter_env: JupyterEnv, manager: Managers,
 
 @pytest.mark.long
 async def test_a_restart_on_new_ports(jupyter_env: JupyterEnv, manager: Managers, pods: PodPool) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await answer(km, "1")
     await km.restart_kernel(newports=True)
     assert await answer(km, "print('well')") == "well\n"

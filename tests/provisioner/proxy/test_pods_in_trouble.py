@@ -13,7 +13,15 @@ from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from gpu_pool_client import Lease, NotAllowed
 from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
 from support.frontend import frontend, page_of
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, restarting_soon
+from support.jupyter_env import (
+    JupyterEnv,
+    Managers,
+    answer,
+    eventually,
+    kill,
+    restarting_soon,
+    started_kernel,
+)
 from support.pods import AWAY, PodPool, pods, until_followed
 
 __all__ = ["pods"]
@@ -164,8 +172,7 @@ async def test_a_cell_that_does_not_begin_is_told_of_trouble_with_its_machine(
 async def test_a_kernel_that_nobody_restarts_gives_its_slice_back(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await answer(km, "1")
     (pod,) = pods.running
     kill(pod.kernel)
@@ -245,8 +252,7 @@ async def test_a_service_that_is_away_for_a_moment_does_no_harm(
 async def test_a_kernel_is_ended_while_the_service_is_away(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await answer(km, "1")
     pods.fault = AWAY
     await km.shutdown_kernel(now=True)
@@ -260,8 +266,7 @@ async def test_a_kernel_is_ended_while_the_service_is_away(
 async def test_a_kernel_whose_pod_does_not_end_gives_its_slice_back_all_the_same(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await answer(km, "1")
     pods.lingering = True
     await km.shutdown_kernel(now=True)
@@ -272,8 +277,7 @@ async def test_a_pod_that_does_not_start_in_time_says_what_it_waited_for(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
     pods.images.clear()
-    km = manager(jupyter_env.install("two", start_timeout=1.0))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two", start_timeout=1.0)))
     await eventually(jupyter_env.is_empty)
     async with frontend(km) as page:
         (error,) = (await page.run("1").done()).outputs

@@ -19,7 +19,7 @@ from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.session import State
 from gpu_pool_provisioner.session.events import SizeChange
 from support.frontend import Cell, Frontend, frontend, page_of
-from support.jupyter_env import JupyterEnv, Managers, eventually
+from support.jupyter_env import JupyterEnv, Managers, eventually, started_kernel
 
 FACTS = "import os; print(*[os.environ.get(n) for n in ('GPU_POOL_SLICE', 'GPU_POOL_MEMORY_MIB')])"
 
@@ -117,8 +117,7 @@ async def test_a_size_that_changes_as_the_slice_comes_is_the_one_that_the_kernel
 async def test_of_two_restarts_at_once_one_kernel_is_left_and_has_the_slice(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     await asyncio.gather(km.restart_kernel(now=True), km.restart_kernel(now=True), return_exceptions=True)
     async with frontend(km) as page:
         done = await page.run("import os; print(os.getpid())").done()
@@ -130,8 +129,7 @@ async def test_of_two_restarts_at_once_one_kernel_is_left_and_has_the_slice(
 async def test_a_page_that_asks_for_the_debugger_meanwhile_does_not_keep_the_size(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("two")))
     driver = km.provisioner.driver
     content = {"type": "request", "command": "debugInfo", "seq": 1, "arguments": {}}
     asked = km.session.serialize(km.session.msg("debug_request", content), b"page")

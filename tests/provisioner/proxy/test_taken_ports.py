@@ -17,7 +17,7 @@ import pytest
 from gpu_pool_provisioner.ports import PortReservation
 from support import port_thief
 from support.frontend import frontend, page_of
-from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually
+from support.jupyter_env import IPYKERNEL, TINY, WRAP, JupyterEnv, Managers, eventually, started_kernel
 from support.ports import write_connection
 
 #: A user without rights, on every Linux.
@@ -99,8 +99,7 @@ async def test_a_python_kernel_listens_where_no_other_user_comes(
 async def test_nobody_listens_on_the_ports_of_an_independent_kernel_before_its_proxy_does(
     jupyter_env: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(jupyter_env.install("two"))
-    await km.start_kernel(independent=True)
+    km = await started_kernel(manager(jupyter_env.install("two")), independent=True)
     for port in km.ports:  # its proxy has just been started, and is still importing what it needs
         with pytest.raises(OSError, match="in use"), socket.create_server((km.ip, port)):
             pass
@@ -149,8 +148,7 @@ async def test_a_kernel_that_is_shut_down_is_not_launched_once_more(
     jupyter_env: JupyterEnv, manager: Managers, taken: Path
 ) -> None:
     argv = [sys.executable, "-c", LATE, str(taken), "1000", thief(), "{connection_file}", *TINY]
-    km = manager(jupyter_env.install("late", argv=argv, language="tiny"))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("late", argv=argv, language="tiny")))
     await eventually(lambda: len(heard(taken)) > 1)
     await km.shutdown_kernel(now=True)
     assert await jupyter_env.is_empty()

@@ -32,7 +32,7 @@ from gpu_pool_provisioner.provisioner import GPUPoolProvisioner
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import SessionTimes, State
 from support.frontend import Frontend, frontend, page_of
-from support.jupyter_env import TINY, JupyterEnv, Managers, eventually
+from support.jupyter_env import TINY, JupyterEnv, Managers, eventually, started_kernel
 from support.pools import device, take
 
 #: Stands for CUDA's device: whoever has it open has initialised CUDA.
@@ -77,8 +77,7 @@ async def shown(page: Frontend, code: str) -> str:
 async def test_a_kernel_that_has_not_used_cuda_lives_on_and_its_next_cell_says_who_took_its_slice(
     served: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(served.install("all", "1"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("all", "1")))
     pool = pool_of(served)
     async with frontend(km) as page:
         await page.run("kept = 42").done()
@@ -104,8 +103,7 @@ async def test_a_kernel_that_has_not_used_cuda_lives_on_and_its_next_cell_says_w
 async def test_a_kernel_that_has_used_cuda_is_ended_and_the_page_can_know_before(
     served: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     async with frontend(km) as page:
         await page.run(USE_CUDA).done()
@@ -141,8 +139,7 @@ async def test_a_cell_of_which_half_the_end_was_lost_ends_with_its_kernel_and_th
 async def test_a_cell_that_uses_cuda_after_its_slice_was_taken_is_ended(
     served: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     go_on = tmp_path / "go on"
     waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
@@ -161,8 +158,7 @@ async def test_a_cell_that_uses_cuda_after_its_slice_was_taken_is_ended(
 async def test_what_is_asked_back_goes_when_the_cell_that_runs_has_ended(
     served: JupyterEnv, manager: Managers, tmp_path: Path, by: EndReason, told: str
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     go_on = tmp_path / "go on"
     waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
@@ -185,8 +181,7 @@ async def test_what_is_asked_back_goes_when_the_cell_that_runs_has_ended(
 async def test_what_is_asked_back_of_a_kernel_that_has_not_used_cuda_is_parked(
     served: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     async with frontend(km) as page:
         await page.run("kept = 42").done()
@@ -200,8 +195,7 @@ async def test_what_is_asked_back_of_a_kernel_that_has_not_used_cuda_is_parked(
 async def test_whoever_takes_a_parked_kernel_s_lease_is_told_of_with_their_words(
     served: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     async with frontend(km) as page:
         await page.run("1").done()
@@ -235,8 +229,7 @@ def waits_for(go_on: Path) -> str:
 async def test_a_pool_that_cannot_park_what_is_asked_back_is_left_alone_for_a_while(
     served: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     asked, looked = [], []
     look = pool.get_lease
@@ -263,8 +256,7 @@ async def test_a_pool_that_cannot_park_what_is_asked_back_is_left_alone_for_a_wh
 async def test_a_cell_that_begins_while_its_device_is_looked_at_is_not_cut_off(
     served: JupyterEnv, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     looks, goes_on = threading.Event(), threading.Event()
 
@@ -339,8 +331,7 @@ async def test_a_cell_that_begins_when_its_kernel_is_about_to_be_ended_is_not_cu
 async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
     served: JupyterEnv, manager: Managers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    km = await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     park, asked = pool.park, threading.Event()
     # What is late is seen, and not asked again.
@@ -379,8 +370,7 @@ async def test_a_kernel_whose_parking_was_not_answered_is_parked_all_the_same(
 async def test_a_user_does_not_replace_what_an_administrator_has_said(
     served: JupyterEnv, manager: Managers
 ) -> None:
-    km = manager(served.install("two"))
-    await km.start_kernel()
+    await started_kernel(manager(served.install("two")))
     pool = pool_of(served)
     lease = await served.only_lease()
     for by, words in [(EndReason.RELEASED, ""), (EndReason.REVOKED, EXAM), (EndReason.RELEASED, "")]:

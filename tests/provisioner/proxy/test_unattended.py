@@ -21,7 +21,7 @@ from gpu_pool_client import EndReason, LeaseGone, PoolUnreachable, TimedOut
 from gpu_pool_provisioner import wait_log
 from gpu_pool_provisioner.launchers.base import NotReadyError
 from gpu_pool_provisioner.session.view import SlicePhase
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, started_kernel
 
 Terms = Callable[..., None]
 
@@ -161,8 +161,7 @@ async def test_a_restart_keeps_the_slice_and_runs_when_it_is_over(
     jupyter_env: JupyterEnv, course: Terms, manager: Managers
 ) -> None:
     course(idle_limit="1h")
-    km = manager(install(jupyter_env))
-    await km.start_kernel()
+    km = await started_kernel(manager(install(jupyter_env)))
     before = await jupyter_env.only_lease()
     await km.restart_kernel()
     assert (await jupyter_env.only_lease()).id == before.id

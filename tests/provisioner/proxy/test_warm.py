@@ -12,7 +12,7 @@ from gpu_pool_client import Process, connect
 from gpu_pool_provisioner.templates import templates
 from support.fixtures import soon, spec
 from support.frontend import page_of
-from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill
+from support.jupyter_env import JupyterEnv, Managers, answer, eventually, kill, started_kernel
 from support.pods import PodPool, pods
 from support.service import ForkServer, serving
 from support.warm_kernels import Spec, is_warm, start, until_ready
@@ -49,8 +49,7 @@ async def test_a_warm_kernel_is_parked_and_comes_back(
 ) -> None:
     course(idle_limit="1s")
     name = spec("drawing", drawing="")
-    first = manager(name)
-    await first.start_kernel()
+    first = await started_kernel(manager(name))
     await answer(first)
     await eventually(has_a_template)
     await first.shutdown_kernel(now=True)
@@ -102,8 +101,7 @@ async def test_kernels_of_a_service_are_warm(
 async def test_a_kernel_in_a_pod_is_warm_after_a_restart(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
-    km = manager(jupyter_env.install("warm", preload=["wave"]))
-    await km.start_kernel()
+    km = await started_kernel(manager(jupyter_env.install("warm", preload=["wave"])))
     is_there = "import sys; print('wave' in sys.modules)"
     assert await answer(km, is_there) == "False\n"
     (pod,) = pods.launched
