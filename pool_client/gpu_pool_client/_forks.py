@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import suppress
 from typing import Final, Protocol
 
 
@@ -32,7 +33,8 @@ def close_in_children(what: SupportsClose) -> None:
 
 def _close() -> None:
     for each in list(_not_for_children):
-        each.close()
+        with suppress(OSError):  # somebody has closed what it names: the others are to be closed all the same
+            each.close()
     _not_for_children.clear()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import stat
 import sys
 import weakref
 from collections.abc import Iterable
+from typing import Final
 
 from jupyter_client.connect import LocalPortCache
 
@@ -15,7 +18,7 @@ SUPPORTED = sys.platform == "linux"
 
 
 class PortReservation:
-    """Some TCP ports of one local address, kept until :meth:`close`.
+    """Some TCP ports of one local address, kept until :meth:`close`; never by a child that is forked.
 
     Raises ``OSError`` when the address is not local or no port is left.
     The ports are also entered in jupyter_client's own ``LocalPortCache``, so
@@ -79,6 +82,7 @@ class PortReservation:
         self.ports = tuple(sockets)
         #: Releases the ports. May be called repeatedly; also happens when this object is collected.
         self.close = weakref.finalize(self, _release, sockets)
+        _reservations.add(self)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -94,3 +98,34 @@ def _release(sockets: dict[int, socket.socket]) -> None:
     for sock in sockets.values():
         sock.close()
     LocalPortCache.instance().currently_used_ports.difference_update(sockets)
+
+
+#: Of the process, as that is what is forked.
+_reservations: Final[weakref.WeakSet[PortReservation]] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Close in a forked child what belongs to its parent's ports: they would outlive the parent by it.
+
+    Those sockets that ZeroMQ has taken over as well, and its connections there, of which it tells nobody: all
+    that is bound at these ports. Nobody else uses them in a child, which has none of ZeroMQ's threads.
+    """
+    ports = {sock.getsockname()[:2] for each in _reservations for sock in each._sockets.values()}
+    for each in list(_reservations):
+        each.close()
+    _reservations.clear()
+    if not ports:
+        return
+    anywhere = {port for host, port in ports if host == "0.0.0.0"}  # noqa: S104 - nothing is bound
+    with os.scandir("/proc/self/fd") as listed:
+        descriptors = [int(each.name) for each in listed]
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):  # the one by which they were listed
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as sock:
+                    name = sock.getsockname()
+                if name[:2] in ports or (sock.family == socket.AF_INET and name[1] in anywhere):
+                    os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -22,9 +22,11 @@ import tempfile
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_pool_client._forks import close_in_children
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.folders import HeldFolder
 
@@ -62,14 +64,14 @@ class ResizeRequests:
         try:
             os.mkfifo(self._folder / PIPE, 0o600)
             # For writing as well, so that it stays open when a kernel closes its end.
-            self._pipe = os.open(self._folder / PIPE, os.O_RDWR | os.O_NONBLOCK)
+            self._pipe = _opened(self._folder / PIPE)
         except OSError:
             held.close()
             raise
         #: By which the kernel is told of changes; none where it is not.
-        self._changes: list[int] = []
+        self._changes: list[FileIO] = []
         #: Hears no more. May be called repeatedly, by any thread.
-        self.close = weakref.finalize(self, _release, loop, self._pipe, held, self._changes)
+        self.close = weakref.finalize(self, _release, loop, self._pipe, held, self._changes, os.getpid())
         self._task: asyncio.Task[None] | None = None
         loop.call_soon_threadsafe(_add_reader, loop, self._pipe, weakref.ref(self))
 
@@ -83,10 +85,10 @@ class ResizeRequests:
             if not self._changes:
                 os.mkfifo(path, 0o600)
                 # For reading as well, so that it can be written to before the kernel reads.
-                self._changes.append(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+                self._changes.append(_opened(path))
             with suppress(BlockingIOError):
                 while True:
-                    os.read(self._changes[0], _MOST)
+                    os.read(self._changes[0].fileno(), _MOST)
         except OSError as error:  # the folder is the user's, too
             get_logger().warning("A kernel will not hear what its slice may use: %s", error)
 
@@ -101,8 +103,8 @@ class ResizeRequests:
         try:
             # None once it was closed, which another thread may do meanwhile.
             for pipe in tuple(self._changes) if changed and len(line) <= _MOST else ():
-                os.write(pipe, line)
-        except OSError as error:  # it does not read
+                os.write(pipe.fileno(), line)
+        except (OSError, ValueError) as error:  # it does not read, or the pipe was closed just now
             get_logger().warning("A kernel could not be told what its slice may use now: %s", error)
 
     def hear(self) -> None:
@@ -112,7 +114,7 @@ class ResizeRequests:
 
     async def _serve(self) -> None:
         try:
-            request = _parse(os.read(self._pipe, _MOST).rpartition(b"\n")[0].rpartition(b"\n")[2])
+            request = _parse(os.read(self._pipe.fileno(), _MOST).rpartition(b"\n")[0].rpartition(b"\n")[2])
             if request is not None and self.grant is not None:
                 request_id, size = request
                 self._write({"id": request_id, **await self.grant(size)})
@@ -141,8 +143,18 @@ def accept_resize_requests(connection_file: str, loop: asyncio.AbstractEventLoop
         return None
 
 
+def _opened(pipe: Path) -> FileIO:
+    """Open a pipe for reading and writing, of this process alone. Raises ``OSError``.
+
+    By a child that was forked, the kernel would find somebody there after this process has been killed.
+    """
+    file = FileIO(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "r+")
+    close_in_children(file)
+    return file
+
+
 def _add_reader(
-    loop: asyncio.AbstractEventLoop, pipe: int, resize_requests: weakref.ref[ResizeRequests]
+    loop: asyncio.AbstractEventLoop, pipe: FileIO, resize_requests: weakref.ref[ResizeRequests]
 ) -> None:
     # The loop must not keep alive what nobody else needs any more.
     def hear() -> None:
@@ -154,20 +166,24 @@ def _add_reader(
         loop.add_reader(pipe, hear)
 
 
-def _release(loop: asyncio.AbstractEventLoop, pipe: int, folder: HeldFolder, changes: list[int]) -> None:
+def _release(
+    loop: asyncio.AbstractEventLoop, pipe: FileIO, folder: HeldFolder, changes: list[FileIO], pid: int
+) -> None:
+    if os.getpid() != pid:  # a forked child has none of it, and the loop is its parent's
+        return
     folder.close()
-    for descriptor in changes:
-        os.close(descriptor)
+    for each in changes:
+        each.close()
     changes.clear()
     if loop.is_closed():
-        os.close(pipe)
+        pipe.close()
     else:
         loop.call_soon_threadsafe(_close_pipe, loop, pipe)
 
 
-def _close_pipe(loop: asyncio.AbstractEventLoop, pipe: int) -> None:
+def _close_pipe(loop: asyncio.AbstractEventLoop, pipe: FileIO) -> None:
     loop.remove_reader(pipe)
-    os.close(pipe)
+    pipe.close()
 
 
 def _parse(line: bytes) -> tuple[str, str] | None:
