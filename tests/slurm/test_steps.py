@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -239,19 +240,30 @@ async def main():
     client.start_channels(hb=False)
     await client.wait_for_ready(timeout=100)
     await client.execute_interactive("1", timeout=100)
-    print("runs", flush=True)
+    child = os.fork() if {forks} else 0
+    if {forks} and not child:
+        os.close(1)
+        signal.pause()
+    print("runs", child, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
 
 
-async def test_a_server_that_is_killed_takes_its_steps_with_it(allocate: Allocate) -> None:
+@pytest.mark.parametrize("forks", [False, True], ids=["alone", "with a forked child that lives on"])
+async def test_a_server_that_is_killed_takes_its_steps_with_it(allocate: Allocate, forks: bool) -> None:
     shell = allocate("--nodes=2", "--gres=gpu:1")
-    code = _SERVER.format(name=shell.env.install("GPU", "1 model=t4"))
+    code = _SERVER.format(name=shell.env.install("GPU", "1 model=t4"), forks=forks)
     server = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     told, _ = await server.communicate()
     assert (b"runs" in told, server.returncode) == (True, -9)
-    await eventually(shell.is_empty)
+    child = int(told.rpartition(b"runs")[2])
+    try:
+        await eventually(shell.is_empty)
+        assert not child or psutil.Process(child).is_running()
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
 
 
 def _command(*words: str) -> subprocess.CompletedProcess[str]:

@@ -38,6 +38,7 @@ from gpu_pool_client import (
     PodPhase,
     PoolUnreachable,
 )
+from gpu_pool_client._forks import close_in_children
 from gpu_pool_client._framework_caps import slice_environment
 from gpu_pool_client._log import get_logger
 
@@ -445,7 +446,7 @@ async def _reach(step: KernelStep) -> None:
 
 def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
     with (folder / launching.OUTPUT).open("wb") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["/bin/sh", "-c", _WITH_ITS_SERVER, str(folder), *words],
             stdin=subprocess.PIPE,
             stdout=output,
@@ -453,6 +454,9 @@ def _started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
             env=environment_of_steps(),
             start_new_session=True,
         )
+    assert process.stdin is not None
+    close_in_children(process.stdin)  # by which the step knows that this server lives
+    return process
 
 
 def _step_name(lease_id: str) -> str:
