@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from gpu_pool.cluster.api import connect
+from gpu_pool.cluster.informer import Informer
 from gpu_pool.cluster.kept_objects import LeasePods
 from gpu_pool.cluster.settings import ClusterTimes
 from gpu_pool.pool.pool import GpuPool
@@ -97,6 +102,77 @@ async def test_what_was_deleted_before_all_is_listed_again_does_not_stay(
     await until_free(pool, 1000, 0)
     listing.go_on.set()
     await until_free(pool, 1000, 1000)
+
+
+def not_a_cluster() -> web.Response:
+    """Answer as a gateway to several clusters does that has lost this one."""
+    return trouble(404, "", 'clusters.management.cattle.io "c-1" not found')
+
+
+def no_such_kind() -> web.Response:
+    return web.json_response(
+        {"kind": "Status", "code": 404, "reason": "NotFound", "message": "the server could not find it"},
+        status=404,
+    )
+
+
+def nothing() -> web.Response:
+    return web.json_response({})
+
+
+@pytest.mark.parametrize("answer", [not_a_cluster, no_such_kind, nothing])
+async def test_that_there_are_no_nodes_and_pods_in_a_cluster_is_not_believed(
+    pool: GpuPool, fake: FakeKubernetes, answer: Callable[[], web.Response]
+) -> None:
+    lease = await start(pool, fake)
+    fake.before_read = lambda _: answer()
+    fake.put("pods", foreign("server", "n2", gpu="GPU-n2-0"))
+    fake.forget()
+    for kind in ("nodes", "pods"):
+        await eventually(lambda kind=kind: fake.asked("LIST", kind), lambda asked: asked > 3, within=30)  # type: ignore[misc]
+    await pool.core.reconciler.once()
+    assert (await pool.get_lease(lease)).state is LeaseState.HELD
+    assert (await pool.pod(lease)).phase is PodPhase.RUNNING
+    fake.before_read = lambda _: None
+    await until_free(pool, 980, 0)
+
+
+async def test_that_a_kind_is_not_served_is_believed_the_second_time(
+    fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    group, kind = "/apis/node.k8s.io/v1", "runtimeclasses"
+    fake.put_of(group, kind, {"metadata": {"name": "nvidia"}})
+    asked_when_it_went: list[int] = []
+    api = await connect(str(fake.kubeconfig(tmp_path / "kubeconfig")))
+    informer = Informer(
+        api,
+        f"{group}/{kind}",
+        logging.getLogger("gpu_pool.tests"),
+        lambda _, now: None if now else asked_when_it_went.append(fake.asked("LIST", kind)),
+    )
+    following = asyncio.create_task(informer.run())
+    try:
+        await asyncio.wait_for(informer.synced.wait(), 120)
+        fake.absent.add(kind)
+        fake.cut()
+        await eventually(lambda: not list(informer))
+        assert asked_when_it_went == [2]  # the watch was the first to be refused
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await api.close()
+
+
+async def test_a_deletion_to_which_a_gateway_says_that_it_has_no_cluster_is_not_done(
+    pool: GpuPool, fake: FakeKubernetes
+) -> None:
+    lost = iter([True])
+    lease = await start(pool, fake)
+    fake.before_write = lambda method, _: (
+        not_a_cluster() if method == "DELETE" and next(lost, False) else None
+    )
+    await pool.release(lease)
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada"], within=30)
 
 
 async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(

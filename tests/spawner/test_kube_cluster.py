@@ -138,6 +138,14 @@ async def test_without_nodes_nothing_is_known_and_the_log_says_why(
     assert "nodes cannot be read, so no GPU can be granted: 403 Forbidden: not yours" in caplog.text
 
 
+async def test_where_pods_are_said_not_to_be_there_nothing_is_taken_for_free(
+    fake: FakeKubernetes, reader: ClusterReader
+) -> None:
+    fake.put("nodes", shown())
+    fake.absent.add("pods")
+    assert await reader.supply() is None
+
+
 async def test_whoever_chooses_at_the_same_time_asks_once(
     fake: FakeKubernetes, reader: ClusterReader
 ) -> None:

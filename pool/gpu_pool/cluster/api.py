@@ -56,7 +56,7 @@ class ApiAway(Exception):
         #: Whether nothing but the form of its certificates is amiss, see :func:`connect`.
         self.too_lax = too_lax
         #: Whether nobody serves that path: so says an API server of versions that it does not have, and so
-        #: says a load balancer that has lost the API server.
+        #: says a load balancer, or a gateway to several clusters, that has lost the API server.
         self.no_such_path = no_such_path
         super().__init__(message)
 
@@ -102,9 +102,13 @@ class Api:
         await self._access.close()
 
     async def list(self, path: str, query: Mapping[str, str], *, names_only: bool = False) -> Any:
-        """Return one page of a list."""
+        """Return one page of a list. Raises as :meth:`ask` does, and ``ApiAway`` for what is no list."""
         accept = _NAMES["LIST"] if names_only else _JSON
-        return await self.ask("GET", path, query=query, counted="LIST", accept=accept)
+        page = await self.ask("GET", path, query=query, counted="LIST", accept=accept)
+        # Whatever else answers in the API server's place must not be taken for a cluster without objects.
+        if not isinstance(page, dict) or "items" not in page:
+            raise ApiAway("an answer that is no list")
+        return page
 
     async def ask(
         self,
@@ -217,6 +221,8 @@ def _read(status: int, text: bytes) -> Any:
     refused = ApiRefused(status, str(said.get("reason", "")), str(said.get("message", "")))
     if status in _LATER:
         raise ApiAway(str(refused))
+    if status == _NO_SUCH_PATH and said.get("kind") != "Status":
+        raise ApiAway(f"not in the form of an API server's answers: {refused}", no_such_path=True)
     raise refused
 
 

@@ -30,6 +30,8 @@ _LONGEST_PAUSE: Final = 10.0
 _NEXT_PAUSE: Final = 0.01
 #: Seconds after which it is looked again whether what the cluster does not have is there.
 _ABSENT_PAUSE: Final = 300.0
+#: So often in a row it must be said that a kind is not served, before what is known of it goes.
+_BELIEVED_AFTER: Final = 2
 _PAGE: Final = "500"
 _GONE, _NOT_FOUND, _FORBIDDEN = 410, 404, 403
 
@@ -38,6 +40,8 @@ class Informer:
     """All objects below one path. ``keep`` reduces an object to what is needed of it.
 
     Of several paths, each for another version of the same kind, it is the first that the cluster serves.
+    Of a kind that is ``required``, since every cluster has it, nothing goes because it is said not to be
+    served: that is not the API server's answer then, or not that of this cluster.
     """
 
     def __init__(
@@ -49,11 +53,14 @@ class Informer:
         *,
         keep: Callable[[Manifest], Manifest] = lambda found: found,
         names_only: bool = False,
+        required: bool = False,
     ) -> None:
         self._api, self._log, self._changed = api, log, changed
         self._paths = (paths,) if isinstance(paths, str) else tuple(paths)
         self._path = self._paths[0]
-        self._keep, self._names_only = keep, names_only
+        self._keep, self._names_only, self._required = keep, names_only, required
+        #: How often in a row it was said that the cluster does not serve this kind.
+        self._absences = 0
         self._objects: dict[Key, Manifest] = {}
         self._version = ""
         #: What was put while all is listed. The list may be older, and miss it.
@@ -96,9 +103,8 @@ class Informer:
             except ApiAway as away:
                 if away.no_such_path and self._is_tried_next():
                     continue
-                if self.answered:
-                    self._log.warning("The API server does not answer (%s): %s", self._path, away)
-                self.answered, self.problem = False, str(away)
+                self._absences = 0
+                self._not_heard(away)
             except Exception:  # noqa: BLE001 - one odd object must not end the watch of all others
                 self._log.exception("Watching %s failed", self._path)
                 self._version = ""
@@ -106,6 +112,10 @@ class Informer:
 
     def _refused(self, refused: ApiRefused) -> float | None:
         """Decide what to do after a refusal; return after how many seconds, None for longer each time."""
+        if refused.status == _NOT_FOUND and self._required:
+            self._version = ""
+            self._not_heard(refused)
+            return None
         self.answered = True
         if refused.status == _GONE:
             self._version = ""
@@ -129,6 +139,9 @@ class Informer:
         self._path = self._paths[tried % len(self._paths)]
         if tried < len(self._paths):
             return _NEXT_PAUSE
+        self._absences += 1
+        if self._absences < _BELIEVED_AFTER:
+            return _LONGEST_PAUSE if self._objects else _FIRST_PAUSE
         self._replace({})  # the cluster does not serve this kind
         self._know_all()
         return _ABSENT_PAUSE
@@ -182,7 +195,13 @@ class Informer:
     def _heard(self) -> None:
         if not self.answered:
             self._log.info("The API server answers again (%s)", self._path)
-        self.answered, self.problem = True, ""
+        self.answered, self.problem, self._absences = True, "", 0
+
+    def _not_heard(self, why: Exception) -> None:
+        """Note, and log once, that whoever answered was not the API server, if anybody did."""
+        if self.answered:
+            self._log.warning("The API server does not answer (%s): %s", self._path, why)
+        self.answered, self.problem = False, str(why)
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, found = event.get("type"), event.get("object") or {}

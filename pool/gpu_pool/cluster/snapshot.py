@@ -111,8 +111,11 @@ async def _version(api: Api) -> tuple[int, int]:
 
 
 async def list_pods(api: Api, note: Callable[[str], object], *, cached: bool = False) -> tuple[Pod, ...]:
-    """Return the pods of all namespaces that are on a node and have not finished, as :func:`list_sources`."""
-    found = map(Pod.read, await _list_readable(api, (PODS,), note, cached=cached))
+    """Return the pods of all namespaces that are on a node and have not finished, as :func:`list_sources`.
+
+    Raises ``ApiRefused`` where they are said not to be served, as they are in every cluster.
+    """
+    found = map(Pod.read, await _list_readable(api, (PODS,), note, cached=cached, required=True))
     return tuple(pod for pod in found if pod is not None and pod.node)
 
 
@@ -137,11 +140,14 @@ async def _list_readable(
     *,
     names_only: bool = False,
     cached: bool = False,
+    required: bool = False,
 ) -> list[Manifest]:
     for path in paths:
         try:
             return await list_all(api, path, names_only=names_only, cached=cached)
         except ApiRefused as refused:  # noqa: PERF203 - three at most
+            if refused.status == _NOT_FOUND and required:
+                raise
             if refused.status != _NOT_FOUND:
                 note(f"{path.rpartition('/')[2]} cannot be read: {refused.message}")
                 return []

@@ -64,8 +64,8 @@ class ClusterView:
         self._options = replace(settings.dialect_options, namespace=self.namespace)
         self._is_ours = in_any((self.namespace, *settings.more_namespaces))
         self._label = label_value(settings.pool)
-        self.nodes = Informer(api, NODES, log, self._node_changed, keep=lean_node)
-        self.pods = Informer(api, PODS, log, self._pod_changed, keep=lean_pod)
+        self.nodes = Informer(api, NODES, log, self._node_changed, keep=lean_node, required=True)
+        self.pods = Informer(api, PODS, log, self._pod_changed, keep=lean_pod, required=True)
         self._more = {
             name: Informer(api, paths, log, self._cluster_changed, keep=lean, names_only=only)
             for name, (paths, only) in SOURCES.items()
