@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from gpu_pool_client import (
     Device,
@@ -19,6 +22,7 @@ from gpu_pool_client import (
 )
 from gpu_pool_provisioner.launchers.base import HeldLease
 from gpu_pool_provisioner.launchers.lease_pod import LeasePod
+from gpu_pool_provisioner.launchers.supervised import SupervisorAway
 
 LEASE = Lease(
     "1-abc",
@@ -33,11 +37,11 @@ LEASE = Lease(
 COMMAND = KernelCommand(("python3", "-m", "ipykernel"), {"key": "k"})
 
 
-def running(**more: Any) -> LeasePod:
+def running(address: str = "10.0.0.1", **more: Any) -> LeasePod:
     """Return a pod that runs for the lease."""
     held: Any = HeldLease(None, LEASE.id, "2%", 1.0, lambda _: None, False)  # type: ignore[arg-type]
     pod = LeasePod(held, replace(LEASE, **more), COMMAND)
-    pod._address.set_result("10.0.0.1")
+    pod._address.set_result(address)
     return pod
 
 
@@ -55,3 +59,24 @@ async def test_what_enforces_a_slice_may_change_while_its_pod_runs() -> None:
     watched = Enforcement(memory=Limit(Strength.COOPERATIVE, "the pool's watchdog"))
     assert running().fits(replace(LEASE, enforcement=watched), COMMAND)
     assert running(enforcement=watched).fits(LEASE, COMMAND)
+
+
+async def test_whoever_waits_for_a_connection_that_another_gives_up_hears_of_it() -> None:
+    asked = asyncio.Event()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await gone.wait()
+        writer.close()
+
+    gone = asyncio.Event()
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        pod = running("127.0.0.1")
+        pod.ports = {"supervisor": server.sockets[0].getsockname()[1]}
+        two = [asyncio.create_task(pod.supervisor()) for _ in range(2)]
+        await asked.wait()
+        pod.lost()
+        for each in two:
+            with pytest.raises(SupervisorAway, match="was given up"):
+                await each
+        gone.set()

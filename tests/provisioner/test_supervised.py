@@ -166,6 +166,52 @@ async def test_where_somebody_listens_and_says_nothing_or_nonsense() -> None:
                 await SupervisorConnection.connect("127.0.0.1", KEY, port=port, within=within)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"n": 2, "exited": 1},
+        {"n": 2, "exited": 1, "status": None, "out_of_memory": False},
+        {"n": 2, "to": []},
+        [],
+        None,
+    ],
+)
+async def test_what_is_signed_and_not_understood_is_told_to_who_waits(said: object) -> None:
+    """As where a supervisor is of another version than its server."""
+    speak, nonce = asyncio.Event(), b"1" * 64
+
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(nonce + b"\n")
+        ours = (await reader.readline()).strip()
+        base = hmac.digest(KEY, b"gpu-pool supervisor", "sha256")
+        session = hmac.digest(base, nonce + ours, "sha256")
+
+        def say(message: object) -> None:
+            content = json.dumps(message).encode()
+            mac = hmac.digest(session, b"<" + content, "sha256").hex().encode()
+            writer.write(mac + b" " + content + b"\n")
+
+        await reader.readline()
+        say({"n": 1, "to": 1, "start": 1, "status": None})
+        await speak.wait()
+        say(said)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(odd, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        control = await SupervisorConnection.connect("127.0.0.1", KEY, port=port, within=60)
+        waiting = asyncio.create_task(control.exited())
+        asking = asyncio.create_task(control.restart(within=60))
+        await asyncio.sleep(0)
+        speak.set()
+        for each in (waiting, asking):
+            with pytest.raises(SupervisorAway, match="is not understood: it may be of another version"):
+                await asyncio.wait_for(each, 20)
+        control.close()
+
+
 async def test_a_supervisor_that_is_gone_is_noticed(tmp_path: Path) -> None:
     async with supervised(tmp_path) as pod:
         control = await pod.connect()

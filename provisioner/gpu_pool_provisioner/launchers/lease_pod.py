@@ -7,12 +7,13 @@ starts the next one in the same pod. Where it does not answer, a kernel's end is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from gpu_pool_client import (
+    BadRequest,
     Beginning,
     GpuPoolError,
     KernelCommand,
@@ -27,10 +28,12 @@ from gpu_pool_client._framework_caps import pod_caps
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.launchers.base import HeldLease, NotStartedError
 from gpu_pool_provisioner.launchers.supervised import PORT, SupervisorAway, SupervisorConnection
-from gpu_pool_provisioner.pools import retry
+from gpu_pool_provisioner.pools import RETRY_EVERY, retry
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
 from gpu_pool_provisioner.session.idling import taken
+
+T = TypeVar("T")
 
 #: Seconds in which a pool has taken the order to end a pod.
 _END_WITHIN: Final = 10.0
@@ -47,6 +50,10 @@ _BURST: Final = ("GPU_POOL_ALLOWED_MIB", "GPU_POOL_TORCH_FRACTION")
 #: Names the last request of the kernel for another size that has an answer; ``slice_requests`` reads it.
 ANSWERED: Final = "GPU_POOL_ANSWERED"
 _FINE_AGAIN: Final = "Its machine answers again."
+#: What is said where the pool answers with what nobody foresaw.
+_NOT_KNOWN: Final = "How the machine of this kernel is cannot be known at the moment: {} Still trying."
+_KNOWN_AGAIN: Final = "How the machine of this kernel is can be known again."
+_LOST: Final = "The connection to the kernel's supervisor was given up."
 _SLOW: Final = "The kernel did not start within {}. Its last report: {}"
 
 
@@ -76,6 +83,8 @@ class LeasePod:
             name: each for name, each in self._told(lease).items() if not (lease.limit_mib and name in _BURST)
         }
         self._progress = ""
+        #: What the pool has answered that nobody foresaw, since its last answer; empty if nothing.
+        self._unforeseen = ""
         #: At which ports it listens, and not at those of its command; see :attr:`KernelPod.ports`.
         self.ports: Mapping[str, int] = {}
         #: Whether it waits in the cluster's own queue, and until when it did; no time counts until then.
@@ -131,7 +140,7 @@ class LeasePod:
                 self._supervisor_key = pod.beginning.key.encode()
             while pod.phase is not PodPhase.ENDED:
                 self._note_state(pod)
-                pod = await retry(partial(pool.pod, lease_id, pod.version), self._note_fault)
+                pod = await self._ask(partial(pool.pod, lease_id, pod.version))
             await self._account_for(pod)
         except LeaseGone:
             await self._note_taken("")
@@ -146,8 +155,8 @@ class LeasePod:
 
     def _note_state(self, pod: KernelPod) -> None:
         before, self._progress = self._progress, pod.message
-        if self.on_trouble is not None and pod.phase is PodPhase.RUNNING and pod.message != before:
-            self.on_trouble(pod.message or _FINE_AGAIN)
+        if pod.phase is PodPhase.RUNNING and pod.message != before:
+            self._tell_trouble(pod.message or _FINE_AGAIN)
         if self._queued:
             self._counts_from = asyncio.get_running_loop().time()
         self._queued = pod.phase is PodPhase.QUEUED
@@ -178,12 +187,46 @@ class LeasePod:
 
     async def _step(self, message: str) -> ExpiryStep:
         try:
-            lease = await retry(partial(self._held.pool.get_lease, self._held.id), self._note_fault)
+            lease = await self._ask(partial(self._held.pool.get_lease, self._held.id))
         except LeaseGone as error:
             return taken(error.reason, message)
         if lease.state is LeaseState.ENDED:
             return taken(lease.end_reason.value if lease.end_reason else None, lease.notice or message)
         return ExpiryStep(ExpiryAction.END, f"The kernel was ended. {message}".rstrip())
+
+    async def _ask(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the pool until it answers. Raises ``LeaseGone``, and ``BadRequest`` of no pod.
+
+        Until the pod has run, raises what else the pool does. A kernel that runs goes on whatever that is: it
+        ends with its lease, or with its pod.
+        """
+        while True:
+            try:
+                answer = await retry(ask, self._note_fault)
+            except Exception as error:  # noqa: PERF203 - what is waited for takes seconds
+                is_gone = isinstance(error, (LeaseGone, BadRequest))
+                if is_gone or not self._address.done() or self.ended.done():
+                    raise
+                self._note_unforeseen(error)
+                await asyncio.sleep(RETRY_EVERY)
+            else:
+                if self._unforeseen:
+                    self._unforeseen = ""
+                    self._tell_trouble(_KNOWN_AGAIN)
+                return answer
+
+    def _note_unforeseen(self, error: Exception) -> None:
+        known = error.message if isinstance(error, GpuPoolError) else f"{type(error).__name__}: {error}."
+        if known != self._unforeseen:  # it is the same every time, for hours perhaps
+            self._unforeseen = known
+            get_logger().warning(
+                "The pool did not report the state of a kernel's pod or job.", exc_info=error
+            )
+            self._tell_trouble(_NOT_KNOWN.format(known))
+
+    def _tell_trouble(self, words: str) -> None:
+        if self.on_trouble is not None:
+            self.on_trouble(words)
 
     def _note_fault(self, error: GpuPoolError) -> None:
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
@@ -204,7 +247,14 @@ class LeasePod:
                 self._address.result(), self._supervisor_key, port=port, within=_ANSWERS_WITHIN
             )
             self._connecting = asyncio.create_task(connect)
-        connected = await asyncio.shield(self._connecting)
+        connecting = self._connecting
+        await asyncio.wait({connecting})  # not ended with whoever waits for it
+        if connecting.cancelled():  # by another who waits: who asks again has a connection of its own
+            raise SupervisorAway(_LOST)
+        connected = connecting.result()
+        if self._connecting is not connecting:
+            connected.close()
+            raise SupervisorAway(_LOST)
         self.connected = connected
         return connected
 

@@ -25,6 +25,7 @@ _ANSWERS_WITHIN: Final = 5.0
 #: Of a connection in which nothing is said: seconds until it is asked whether it still is, and how often.
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _SILENT: Final = "The kernel's supervisor does not answer{}."
+_NOT_UNDERSTOOD: Final = "What the kernel's supervisor says is not understood: it may be of another version."
 _STRANGER: Final = "What answers at the port of the kernel's supervisor does not have the kernel's key."
 
 
@@ -194,10 +195,16 @@ class SupervisorConnection:
         try:
             while line := await self._reader.readline():
                 self._take(line.rstrip(b"\n"))
-        except (OSError, ValueError) as error:  # a line that is too long is a ValueError
-            why = str(error) if isinstance(error, _Forged) else why
-        self._writer.close()
-        self._lose(SupervisorAway(why))
+        except OSError:
+            pass
+        except _Forged as error:
+            why = str(error)
+        except Exception:  # noqa: BLE001 - one of another version, say; whoever waits for it hears of it
+            get_logger().exception("What the supervisor of a kernel's pod or job says is not understood.")
+            why = _NOT_UNDERSTOOD
+        finally:
+            self._writer.close()
+            self._lose(SupervisorAway(why))
 
     def _take(self, line: bytes) -> None:
         mac, _, content = line.partition(b" ")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 
-from gpu_pool_client import Lease, NotAllowed
+from gpu_pool_client import BadRequest, GpuPoolError, Lease, NotAllowed
 from gpu_pool_provisioner.launchers.supervised import SupervisorAway, SupervisorConnection
 from support.frontend import frontend, page_of
 from support.jupyter_env import (
@@ -247,6 +247,47 @@ async def test_a_service_that_is_away_for_a_moment_does_no_harm(
         pods.fault = None
         assert (await page.run("print(x)").done()).outputs == ["1\n"]
     assert len(pods.launched) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (GpuPoolError("The pool failed (500)."), "The pool failed (500)."),
+        (NotAllowed("Sign in first."), "Sign in first."),
+        (KeyError("phase"), "KeyError: 'phase'."),
+    ],
+    ids=["failure", "refusal", "mistake"],
+)
+async def test_no_odd_answer_about_its_pod_ends_a_kernel(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, fault: Exception, words: str
+) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("x = 1; print('begun', flush=True); import time; time.sleep(600)")
+        await cell.shows("begun")
+        pods.fault = fault
+        await cell.shows(f"cannot be known at the moment: {words} Still trying.")
+        pods.fault = None
+        await cell.shows("How the machine of this kernel is can be known again.")
+        await km.interrupt_kernel()
+        await cell.done()
+        assert (await page.run("print(x)").done()).outputs == ["1\n"]
+    assert len(pods.launched) == 1
+
+
+async def test_a_pod_of_which_the_pool_knows_nothing_has_ended(
+    jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
+) -> None:
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        cell = page.run("print('begun', flush=True); import time; time.sleep(600)")
+        await cell.shows("begun")
+        pods.fault = BadRequest("No kernel was started on this slice, or it has ended.", "Start one.")
+        text = " ".join("".join((await cell.done()).outputs).split())
+        assert "No kernel was started on this slice, or it has ended. Start one." in text
+        pods.fault = None
 
 
 async def test_a_kernel_is_ended_while_the_service_is_away(
