@@ -10,17 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pool.devices import Inventory
+from gpu_pool.embedded.pool import local_pool
+from gpu_pool.enforcement import Isolation
+from gpu_pool.enforcement.tiers import Accounting
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.pool.reconciler import Facts, Reconciler, Step
 from gpu_pool.service.health import Health
 from gpu_pool.service.heartbeats import Heartbeats
 from gpu_pool.service.lease_changes import LeaseChanges
 from gpu_pool.service.metrics import Metrics
+from gpu_pool.settings import PoolSettings
 from gpu_pool.tuning import Tuning
 from gpu_pool_client import (
     BadRequest,
     EndReason,
     Holder,
+    Lease,
     LeaseGone,
     LeaseState,
     PoolUnreachable,
@@ -29,7 +35,7 @@ from gpu_pool_client import (
 )
 from support.dashboard import ADMIN, courses_of, showing
 from support.passes import NO_PASSES
-from support.pools import ME, embedded, eventually, identity, running, take
+from support.pools import ME, V100, embedded, eventually, identity, running, take
 
 LOG = logging.getLogger("reading-test")
 
@@ -91,6 +97,35 @@ async def test_what_is_over_is_shown_as_over_and_nothing_is_written(tmp_path: Pa
         assert await pool.core.reconciler.once()
         assert (await pool.get_lease(waits)).state is LeaseState.HELD
         assert {lease.id for lease in await pool.history()} == {gone, expired, given_up.id}
+
+
+class Noting(Accounting):
+    """A tier that notes what it opens."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+
+    def open(self, lease: Lease) -> None:
+        self.opened.append(lease.id)
+
+
+async def test_who_follows_a_lease_writes_nothing_and_binds_nothing(tmp_path: Path) -> None:
+    path, tier = tmp_path / "store.db", Noting()
+
+    def opened() -> GpuPool:
+        inventory, isolation = Inventory((V100,), "test"), Isolation(lambda _: (tier,))
+        return local_pool(path, PoolSettings(tuning=NO_PASSES), lambda: inventory, isolation)
+
+    async with opened() as pool, opened() as other:
+        await other.status()
+        held, waits = await take(pool, "1", "held"), await take(pool, "1", "waits")
+        assert tier.opened == [held]
+        with nothing_written(path):
+            for lease in (held, waits):
+                seen = [await anext(aiter(each.watch(lease))) for each in (pool, other)]
+                assert [each.id for each in seen] == [lease, lease]
+                assert seen[0].environment == seen[1].environment
+        assert tier.opened == [held]
 
 
 async def test_the_service_shows_it_too_and_writes_nothing(tmp_path: Path) -> None:

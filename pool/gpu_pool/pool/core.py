@@ -20,7 +20,7 @@ from gpu_pool.enforcement.own_caps import OwnCaps
 from gpu_pool.policy.sharing import CourseVersion
 from gpu_pool.pool.backend import Backend, DevicesFound, Taken
 from gpu_pool.pool.expected_waits import ExpectedWaits
-from gpu_pool.pool.reconciler import SELDOM, PoolSteps, Reconciler
+from gpu_pool.pool.reconciler import SELDOM, SOON, PoolSteps, Reconciler
 from gpu_pool.pool.registry import DeviceRegistry
 from gpu_pool.settings import PoolSettings
 from gpu_pool.store import files, leases, records, registration
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 FRESH: Final = 0.0
 #: Seconds for which the driver's answer is awaited then.
 DRIVER_WITHIN: Final = 3.0
-#: How old it may be for those who wait.
-SOON: Final = 3.0
 #: Seconds that a forecast waits until devices which have just come are in the store.
 _NOTED_WITHIN: Final = 2.0
 #: Seconds between two checks of that.

@@ -17,9 +17,9 @@ from gpu_pool.devices.activity import activity_of, in_own_thread, uses_cuda
 from gpu_pool.policy import placement
 from gpu_pool.policy.yielding import effect_of
 from gpu_pool.pool.backend import Adapted, KernelHost
-from gpu_pool.pool.core import DRIVER_WITHIN, FRESH, SOON, PoolCore
+from gpu_pool.pool.core import DRIVER_WITHIN, FRESH, PoolCore
 from gpu_pool.pool.for_caller import Guard, PoolForCaller
-from gpu_pool.pool.reconciler import SELDOM, rest_after
+from gpu_pool.pool.reconciler import SELDOM, SOON, rest_after
 from gpu_pool.pool.registry import DeviceRegistry
 from gpu_pool.store import leases, reclaim, records, registration, requests, yielding
 from gpu_pool.store.context import StoreContext
@@ -206,8 +206,7 @@ class GpuPool(Pool):
         while last is None or last.state is not LeaseState.ENDED:
             waits = last is None or last.state is LeaseState.WAITING
             began, seen = time.monotonic(), self.core.last_write()
-            await self.core.refresh(SOON if waits else SELDOM)
-            lease = await self._bound(await self.store.run(leases.read, lease_id))
+            lease = self.core.described(await self.store.run(leases.read, lease_id))
             waits = lease.state is LeaseState.WAITING
             every = max(_GLANCE if waits else _HELD_GLANCE, rest_after(time.monotonic() - began))
             if lease != last:

@@ -215,6 +215,8 @@ def _in_thread(run: Callable[[], Coroutine[Any, Any, None]]) -> Future[None]:
 
 #: How old, in seconds, what is known of the devices may be where nobody asks for any.
 SELDOM: Final = 10.0
+#: The same while somebody waits for one.
+SOON: Final = 3.0
 #: Seconds without a sign of the process that keeps the pool in order after which another one does it.
 _STANDS_STILL: Final = 2.5
 #: The queue is served, although nothing has ended, whenever so many times as long has passed as that takes.
@@ -272,6 +274,8 @@ class PoolSteps:
             await self._store.run(self._read_facts, facts)
         if facts.leads:
             facts.seen = await self._backend.observe(self._living)
+        if facts.leads and not self._backend.is_owner:
+            await self._pool.refresh(SOON if facts.findings.somebody_waits else SELDOM)
         return False
 
     def _read_facts(self, store: StoreContext, facts: Facts) -> None:
