@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -214,8 +216,30 @@ def test_a_daemon_that_hangs_is_killed_and_started_again(hasty: MpsTier, stub: S
     with pytest.raises(TierFailed):
         hasty.evict(lease("a"), [1])
     stub.tell()
+    assert (
+        hasty.tend() == {} == hasty.tend()
+    )  # it may be slow, and its clients would lose all they have there
+    assert hung in stub.processes()
     assert "started again" in hasty.tend()["a"]
     assert hung not in stub.processes()
+
+
+def test_a_daemon_that_cannot_be_asked_is_left_alone(
+    tier: MpsTier, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier.prepare(V100)
+    tier.open(lease("a"))
+    before = stub.processes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    for what in (subprocess, "Popen"), (tempfile, "TemporaryFile"):
+        with monkeypatch.context() as patch:
+            patch.setattr(*what, full)
+            assert [tier.tend() for _ in range(5)] == [{}] * 5
+    assert stub.processes() == before
+    assert tier.tend() == {}
 
 
 @pytest.mark.long

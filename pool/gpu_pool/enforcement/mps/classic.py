@@ -22,6 +22,7 @@ from gpu_pool.enforcement.mps.daemon import (
 from gpu_pool.enforcement.mps.probe import MEMORY, ProbeOutcome, attempts, is_roots
 from gpu_pool.enforcement.mps.programs import (
     TOOL,
+    NotRun,
     environment_of,
     find,
     is_believed,
@@ -33,6 +34,7 @@ from gpu_pool.enforcement.privileged import Privileged
 from gpu_pool.enforcement.tiers import SEEN_ON_H100, Tier, TierContext, TierFailed, TierStatement
 from gpu_pool_client import WHOLE, Device, Enforcement, Lease, Limit, Slice, Strength
 from gpu_pool_client import _procfs as procfs
+from gpu_pool_client._log import get_logger
 
 EXCLUSIVE: Final = "Exclusive_Process"
 DEFAULT: Final = "Default"
@@ -176,8 +178,9 @@ class MpsDevice:
 
     def prepare(self) -> None:
         """Take over the daemon that an earlier run of the pool has left, or start one."""
-        if self.ask.works():
-            return
+        while self.ask.works():
+            if not self.ask.unanswered:
+                return
         self.control.kill()
         try:
             self._claim.take()
@@ -188,7 +191,7 @@ class MpsDevice:
 
     def restart(self) -> None:
         """Start the daemon and its server anew, whatever they are doing now."""
-        self._limited_to = None
+        self._limited_to, self.ask.unanswered = None, 0
         self.control.start()
         self.ask.start_server(self._uid)
         self.fit()
@@ -206,10 +209,15 @@ class MpsDevice:
 
     def mend(self) -> str:
         """Start again what is gone or hangs, and end a fault; return what the holders are to read."""
-        if not self.ask.works():
+        try:
+            works = self.ask.works()
+        except NotRun as error:
+            get_logger().warning("MPS of %s is not looked after now: %s", self.device.label, error)
+            return ""
+        if not works:
             self.restart()
             return RESTARTED
-        if not self.ask.faulty():
+        if self.ask.unanswered or not self.ask.faulty():
             return ""
         # The server recovers once all that had the fault are gone from it, which they may not be.
         if not self._clears():

@@ -20,6 +20,7 @@ from typing import Final
 
 from gpu_pool.enforcement.mps.programs import (
     TOOL,
+    NotRun,
     environment_of,
     find,
     inherited,
@@ -213,6 +214,9 @@ _ACTIVE: Final = "ACTIVE"
 _FAULT: Final = "FAULT"
 #: What terminate_client prints once the client's contexts are destroyed.
 _TERMINATED: Final = "0"
+#: So many questions without an answer, one after the other, and a daemon hangs. To start it again ends all
+#: that its clients have on the device.
+_ASKED_IN_VAIN: Final = 3
 
 
 class MpsControl:
@@ -224,15 +228,24 @@ class MpsControl:
 
     def __init__(self, control: MpsDaemon, timeout: float) -> None:
         self._control, self._timeout = control, timeout
+        #: How many questions in a row it has left without an answer: it may be slow.
+        self.unanswered = 0
 
     def works(self) -> bool:
-        """Whether the daemon runs and answers."""
+        """Whether the daemon runs and answers, or may be slow: it was not asked in vain too often in a row.
+
+        Raises ``NotRun`` where it cannot be asked: of it nothing is known then.
+        """
         if not self._control.running():
             return False
         try:
             self._control.ask("get_default_active_thread_percentage")
+        except NotRun:
+            raise
         except TierFailed:
-            return False
+            self.unanswered += 1
+            return self.unanswered < _ASKED_IN_VAIN
+        self.unanswered = 0
         return True
 
     def servers(self) -> list[int]:

@@ -45,20 +45,28 @@ def find(tool: str) -> str:
     return path
 
 
+class NotAnswered(TierFailed):
+    """A tool did not answer in time."""
+
+
+class NotRun(TierFailed):
+    """A tool could not be run, for want of processes, memory or disk: nothing is known of what it asks."""
+
+
 def run(
     command: Sequence[str], *, timeout: float, text: str = "", environ: Mapping[str, str] | None = None
 ) -> str:
     """Run a command until it ends and return what it printed; kill it at the deadline.
 
     ``text`` is its standard input. Raises ``TierFailed`` with its own words if
-    it fails or takes too long.
+    it fails, ``NotAnswered`` if it takes too long, and ``NotRun`` if it could not be run.
     """
     shown = " ".join((Path(command[0]).name, *command[1:], *text.split()))
-    # Files, since a daemon it leaves behind may keep a pipe open for ever.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as told:
-        told.write(text.encode())
-        told.seek(0)
-        try:
+    try:
+        # Files, since a daemon it leaves behind may keep a pipe open for ever.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as told:
+            told.write(text.encode())
+            told.seek(0)
             done = subprocess.run(
                 command,
                 stdin=told,
@@ -68,12 +76,12 @@ def run(
                 timeout=timeout,
                 check=False,
             )
-        except subprocess.TimeoutExpired:
-            raise TierFailed(f"{shown} did not answer within {timeout:g} s.") from None
-        except OSError as error:
-            raise TierFailed(f"{shown} could not be run: {error}.") from None
-        out.seek(0)
-        words = out.read().decode(errors="replace").strip()
+            out.seek(0)
+            words = out.read().decode(errors="replace").strip()
+    except subprocess.TimeoutExpired:
+        raise NotAnswered(f"{shown} did not answer within {timeout:g} s.") from None
+    except OSError as error:
+        raise NotRun(f"{shown} could not be run: {error}.") from None
     if done.returncode:
         raise TierFailed(f"{shown} failed: {words[-_SHOWN:] or f'status {done.returncode}'}")
     return words
