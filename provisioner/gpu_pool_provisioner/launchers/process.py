@@ -19,6 +19,7 @@ from typing import IO, Any, Final, TypeVar, cast
 from jupyter_client.session import Session
 
 from gpu_pool_client import Process
+from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.launchers.base import (
     HeldLease,
     KernelRun,
@@ -137,26 +138,49 @@ class ProcessRun(KernelRun):
 
 
 async def ended(pid: int) -> None:
-    """Return once the process has ended. It need not be a child; a zombie has ended."""
-    process = Process.of(pid)
+    """Return once the process has ended, and never before. It need not be a child; a zombie has ended."""
+    while True:
+        try:
+            process = Process.of(pid)
+            break
+        except OSError as error:  # such as too many open files
+            get_logger().debug("Whether process %d lives cannot be told yet: %s", pid, error)
+        await asyncio.sleep(_LOOK_SELDOM)
     if process is None:
         return
+    try:
+        await _told_of_end(pid)
+    except (AttributeError, NotImplementedError, OSError) as error:  # this system tells nobody, or not now
+        get_logger().debug("The end of process %d is looked for now and then: %s", pid, error)
+    else:
+        return
+    while _may_live(process):  # noqa: ASYNC110 - as above
+        await asyncio.sleep(_LOOK_SELDOM)
+
+
+async def _told_of_end(pid: int) -> None:
+    """Return when the system says that a process has ended. Raises ``OSError`` where it does not say so."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except (AttributeError, OSError):
-        while process.is_alive():  # noqa: ASYNC110 - this system tells nobody
-            await asyncio.sleep(_LOOK_SELDOM)
-        return
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(descriptor, gone.set)
     try:
-        await gone.wait()
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(descriptor, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(descriptor)
     finally:
-        loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+def _may_live(process: Process) -> bool:
+    """Whether it lives, or that cannot be told."""
+    try:
+        return bool(process.is_alive())
+    except OSError:
+        return True
 
 
 def die_with_parent() -> Callable[[], object] | None:
