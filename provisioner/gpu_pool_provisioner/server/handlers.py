@@ -98,7 +98,8 @@ class Pages:
     async def slices(self) -> Slices | None:
         """Return the slices of this server's kernels; None where no kernelspec is ours."""
         if self._slices is None and (self.is_used or await self._has_kernelspecs()):
-            self._loading = self._loading or asyncio.create_task(self._load())
+            if self._loading is None or _has_failed(self._loading):
+                self._loading = asyncio.create_task(self._load())
             self._slices = await asyncio.shield(self._loading)
         return self._slices
 
@@ -122,6 +123,10 @@ class Pages:
         module = await asyncio.to_thread(importlib.import_module, _SLICES)
         made: Slices = module.Slices(self._server)
         return made
+
+
+def _has_failed(task: asyncio.Task[Slices]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 class PoolHandler(APIHandler):

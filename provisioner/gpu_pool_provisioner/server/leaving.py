@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -33,7 +34,7 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
             server.log.info("The kernel of %s is on disk, for the next server.", kernel.notebook)
 
     tasks: dict[GPUPoolProvisioner, asyncio.Task[None]] = {}
-    for size, kernel in await asyncio.to_thread(_sized, kernels):
+    for size, kernel in await asyncio.to_thread(_sized, kernels, server):
         while not _has_room(going.values(), size) and (left := give_up_at - time.monotonic()) > 0:
             done, _ = await asyncio.wait(going, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
@@ -48,7 +49,7 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
         if kernel in late:
             task.cancel()
         elif (error := task.exception()) is not None:
-            server.log.error("A kernel ends with this server: %r", error)
+            server.log.error("The kernel of %s ends with this server: %r", kernel.notebook, error)
     for kernel in late:
         seconds = f"{within:g} second{'' if within == 1 else 's'}"
         await _ends(kernel, f"It was not on disk within {seconds}.", server)
@@ -57,12 +58,24 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
 async def _ends(kernel: GPUPoolProvisioner, why: str, server: Any) -> None:
     """Say in the log, and to who opens its notebook next, that a kernel ends with its server."""
     server.log.warning("The kernel of %s ends with this server. %s", kernel.notebook, why)
-    await kernel.sleep.note_not_left(why)
+    try:
+        await kernel.sleep.note_not_left(why)
+    except Exception:  # the others are to have their note
+        server.log.exception("Whoever opens %s next does not read why its kernel is gone.", kernel.notebook)
 
 
-def _sized(kernels: Iterable[GPUPoolProvisioner]) -> list[tuple[int, GPUPoolProvisioner]]:
-    """Return how many bytes each takes at most, and the smallest first. Blocks."""
-    return sorted(((each.leaves_bytes(), each) for each in kernels), key=lambda each: each[0])
+def _sized(kernels: Iterable[GPUPoolProvisioner], server: Any) -> list[tuple[int, GPUPoolProvisioner]]:
+    """Return how many bytes each takes at most, the smallest first. Blocks."""
+    return sorted(((_size(each, server), each) for each in kernels), key=lambda each: each[0])
+
+
+def _size(kernel: GPUPoolProvisioner, server: Any) -> int:
+    """Return how many bytes it takes; a size that is not known is larger than all others."""
+    try:
+        return kernel.leaves_bytes()
+    except Exception:  # it is tried all the same
+        server.log.exception("How much the kernel of %s takes on disk is not known.", kernel.notebook)
+        return sys.maxsize
 
 
 def _has_room(going: Iterable[int], size: int) -> bool:
@@ -72,10 +85,16 @@ def _has_room(going: Iterable[int], size: int) -> bool:
 
 
 async def _paths(server: Any) -> dict[str, str]:
-    """Return the paths of the kernels' notebooks as they are now, by the kernels' ids: some were renamed."""
-    sessions = [each for each in await ensure_async(server.session_manager.list_sessions()) if each["kernel"]]
-    variables = {
-        each["kernel"]["id"]: server.session_manager.get_kernel_env(each["path"], each["name"])
-        for each in sessions
-    }
-    return {kernel_id: each[SESSION_VARIABLE] for kernel_id, each in variables.items()}
+    """Return the paths of the kernels' notebooks as they are now, by the kernels' ids: some were renamed.
+
+    Those are left out that are not known: a kernel has the path with which it was started.
+    """
+    found: dict[str, str] = {}
+    try:
+        for each in await ensure_async(server.session_manager.list_sessions()):
+            if each["kernel"]:
+                variables = server.session_manager.get_kernel_env(each["path"], each["name"])
+                found[each["kernel"]["id"]] = variables.get(SESSION_VARIABLE, "")
+    except Exception:  # a session manager of somebody else's; it must keep no kernel from disk
+        server.log.exception("The notebooks of some kernels are not known by their names of now.")
+    return found

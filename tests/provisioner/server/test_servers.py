@@ -8,10 +8,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from traitlets.config import Config
 
-from gpu_pool_provisioner.server.slices import Listener
+from gpu_pool_provisioner.server import handlers
+from gpu_pool_provisioner.server.slices import Listener, Slices
 from support.jupyter_env import JupyterEnv
 from support.service import ForkServer, serving
 from support.slice_pages import PagesServer, serving_pages
@@ -48,6 +52,20 @@ def test_a_server_without_kernels_of_ours_loads_next_to_nothing(jupyter_env: Jup
         "gpu_pool_provisioner.server.extension",
         "gpu_pool_provisioner.server.handlers",
     ]
+
+
+async def test_pages_that_could_not_be_loaded_are_when_asked_again(
+    jupyter_env: JupyterEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jupyter_env.install("two")
+    pages = handlers.Pages(SimpleNamespace(kernel_spec_manager=KernelSpecManager(), config=Config()))
+    with monkeypatch.context() as broken:
+        broken.setitem(sys.modules, Slices.__module__, None)
+        with pytest.raises(ImportError):
+            await pages.slices()
+    found = await pages.slices()
+    assert isinstance(found, Slices)
+    assert await pages.slices() is found
 
 
 async def test_a_page_that_reads_slowly_is_told_the_newest_state_only() -> None:
