@@ -15,12 +15,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from gpu_pool_client import EndReason, Holder, Lease, NotAllowed, Outlook, SliceRequest, parse_request
+from gpu_pool_client import (
+    EndReason,
+    GpuPoolError,
+    Holder,
+    Lease,
+    NotAllowed,
+    Outlook,
+    SliceRequest,
+    parse_request,
+)
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.environment import SliceEnvironment
 from gpu_pool_provisioner.launchers.base import LaunchPlan, NotReadyError, ProxiedKernel
 from gpu_pool_provisioner.pool_work import PoolWork
-from gpu_pool_provisioner.pools import NOT_NOW
 from gpu_pool_provisioner.ports import PortReservation
 from gpu_pool_provisioner.proxy.channels import Channel, close_all
 from gpu_pool_provisioner.proxy.front import bind_front
@@ -506,7 +514,7 @@ class SessionDriver:
             case effects.ShowBurst():
                 self._show_burst(effect.lease)
             case effects.LetGo():
-                self._do.let_go()
+                self._do.let_go(leaves_image=effect.leaves_image)
             case effects.ReleaseLease():
                 self.pool_work.release(effect.lease_id, effect.reason)
             case effects.ReportHibernation():
@@ -534,18 +542,19 @@ class SessionDriver:
         error = task.exception()
         if work is None:
             self._came_too_late(error, None if error is not None else task.result())
-        elif isinstance(error, NOT_NOW):
-            get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self.pool_work.url, error)
+        elif isinstance(error, GpuPoolError):
+            self.pool_work.note_fault(work, error)
             self.post(events.PoolAway(error, work))
         elif error is not None:
             get_logger().error("A kernel proxy failed.", exc_info=error)
             self.post(events.Failed(error))
         else:
+            self.pool_work.note_answer(work)
             self.post(task.result())
 
     def _came_too_late(self, error: BaseException | None, event: events.Event | None) -> None:
         """See to what comes of work that the session has given up: a lease that it does not know of."""
-        if error is not None and not isinstance(error, NOT_NOW):
+        if error is not None and not isinstance(error, GpuPoolError):
             get_logger().warning("What a kernel's session had given up failed: %r", error)
         if isinstance(event, (events.Queued, events.Granted)) and event.lease.id != self.session.lease_id:
             self.pool_work.release(event.lease.id, EndReason.WITHDRAWN)

@@ -93,6 +93,8 @@ class PoolWork:
         #: What the pool is to know of the kernel's way to disk; it is told one after the other.
         self._to_say: Hibernation | None = None
         self._saying = asyncio.Lock()
+        #: What the pool was last asked for in vain, and how it failed then, as far as that was logged.
+        self._faults: set[tuple[type[effects.Work], type[GpuPoolError]]] = set()
 
     @property
     def pool(self) -> Pool:
@@ -154,6 +156,19 @@ class PoolWork:
     def unreserve(self, lease_id: str, request: SliceRequest) -> None:
         """Let others have what was kept for a restart."""
         self._tell(self._unreserve(lease_id, request))
+
+    def note_fault(self, work: effects.Work, error: GpuPoolError) -> None:
+        """Log that the pool has not done what it was asked for: once, until it has done that again."""
+        if (kind := (type(work), type(error))) not in self._faults:
+            self._faults.add(kind)
+            does = "does not answer" if isinstance(error, NOT_NOW) else "fails"
+            get_logger().warning(
+                "The GPU pool at %s %s a kernel, and is asked again: %s", self.url, does, error
+            )
+
+    def note_answer(self, work: effects.Work) -> None:
+        """Log the next fault again."""
+        self._faults = {kind for kind in self._faults if kind[0] is not type(work)}
 
     def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(telling)
@@ -222,23 +237,21 @@ class PoolWork:
             self._driver.post(events.Positioned(position, error))
 
     async def _await_grant(self, lease_id: str) -> events.Event:
+        is_parked = self._driver.session.parking is not None
         try:
             return events.Granted(await self.pool.wait(lease_id))
-        except NOT_NOW:
-            raise
         except LeaseGone as error:
-            is_parked = self._driver.session.parking is not None
             return await self._taken(error) if is_parked else events.Refused(error)
-        except GpuPoolError as error:
-            return events.Refused(error)
+        except BadRequest as error:  # it is parked, and in no queue
+            return await self._resume(None) if is_parked else events.Refused(error)
 
     async def _explain(self, lease_id: str) -> events.Event:
         try:
             return events.Explained(await self.pool.explain(lease_id), self._driver.idle_others())
-        except NOT_NOW as error:
-            return events.Explained(error=error)
         except (BadRequest, LeaseGone):  # it has just left the queue
             return events.Explained()
+        except GpuPoolError as error:
+            return events.Explained(error=error)
 
     async def _ask_last_time(self, lease_id: str) -> events.Event:
         log = self._driver.wait_log
@@ -320,11 +333,13 @@ class PoolWork:
             try:
                 async for lease in self.pool.watch(self._lease_id):
                     self.see(lease)
+                    self.note_answer(known)
                     if lease.hibernates is not known.hibernates and lease.state is not LeaseState.ENDED:
                         return events.LeaseNews()
             except LeaseGone:
                 pass
-            except NOT_NOW:
+            except GpuPoolError as error:
+                self.note_fault(known, error)
                 await asyncio.sleep(self._driver.session.times.ask_again)
                 continue
             # It has ended, which whoever asks for its slice again is told. No drain is of it any more: the
@@ -359,7 +374,9 @@ class PoolWork:
     async def _initialised(self) -> bool:
         try:
             return bool((await self._activity()).initialised)
-        except NOT_NOW:
+        except LeaseGone:
+            raise
+        except GpuPoolError:
             return False
 
     async def _at_its_end(self, asks: Coroutine[Any, Any, events.Event]) -> events.Event:
@@ -383,22 +400,31 @@ class PoolWork:
             parking = self._driver.session.parking
             if parking is not None and parking.is_wanted and not parking.step.is_parked:
                 return events.FoundAtWork(is_silent=False)
-            lease = self.see(await self.pool.park(self._lease_id, yields=yields))
-            # Whoever waited may have gone meanwhile.
-            return events.Parked(lease, is_moved) if lease.state is LeaseState.PARKED else events.NotNeeded()
+            return await self._lent(yields=yields, is_moved=is_moved)
         except LeaseGone as error:
             return await self._taken(error)
+
+    async def _lent(self, *, yields: bool, is_moved: bool) -> events.Event:
+        try:
+            lease = self.see(await self.pool.park(self._lease_id, yields=yields))
         except NotAllowed as error:
+            # Whom the pool knows no more is refused that as well, and nothing was said of the kernel.
+            self.see(await self.pool.get_lease(self._lease_id))
             get_logger().info("The slice of an idle kernel is kept: %s", error)
             return events.NotParked()
+        # Whoever waited may have gone meanwhile.
+        return events.Parked(lease, is_moved) if lease.state is LeaseState.PARKED else events.NotNeeded()
 
     async def _park_again(self) -> events.Event:
         try:
             self.see(await self.pool.park(self._lease_id))
         except LeaseGone as error:
             return await self._taken(error)
-        except NotAllowed:  # it was granted, and used, in the same moment
-            return events.Resumed(self.see(await self.pool.get_lease(self._lease_id)), ahead=ahead())
+        except NotAllowed:
+            lease = self.see(await self.pool.get_lease(self._lease_id))
+            if lease.state is not LeaseState.HELD:
+                raise
+            return events.Resumed(lease, ahead=ahead())  # it was granted, and used, in the same moment
         return events.ParkedAgain()
 
     async def _resume(self, lease: Lease | None) -> events.Event:
@@ -420,7 +446,7 @@ class PoolWork:
         """Say who took a parked kernel's lease, and why."""
         try:
             message = self.see(await self.pool.get_lease(self._lease_id)).notice
-        except (LeaseGone, *NOT_NOW):
+        except GpuPoolError:
             message = ""
         return events.TermsOver(idling.taken(error.reason, message))
 
@@ -434,11 +460,11 @@ class PoolWork:
         # Before a living process stands in for the one that used the devices.
         await self._resize_as_requested(session)
         try:
-            # The relaunch goes on with the lease also where a pool that is away does not hear of this.
+            # The relaunch goes on with the lease also where a pool does not hear of this.
             pool = self.pool.without_retries()
             attach = pool.attach(session.lease_id, Process.current(), ready_within=seconds)
             await asyncio.wait_for(attach, session.times.attached_within)
-        except (LeaseGone, *NOT_NOW, asyncio.TimeoutError) as error:
+        except (GpuPoolError, asyncio.TimeoutError) as error:
             # The relaunch that follows looks at the lease, and says what is wrong.
             get_logger().warning("Keeping the kernel's GPU slice over its restart failed: %r", error)
         if self._driver.session.state is State.ENDED:

@@ -115,7 +115,7 @@ class QueueWatch:
             # Of who joins the queue while the answer is under way, it says nothing.
             asked = dict(self._left)
             positions = await pool.positions()
-        except NOT_NOW as error:
+        except GpuPoolError as error:
             for tell in list(self._told.values()):
                 tell(None, error)
             await asyncio.sleep(RETRY_EVERY)

@@ -193,12 +193,17 @@ class KernelWork:
         if self.run is not None:
             self.run.relay.run_silently(_CHANGE.format(dict(changed)))
 
-    def let_go(self) -> None:
-        """Close the connection to a kernel that has ended, and remove where it listened. May be repeated."""
+    def let_go(self, *, leaves_image: bool = False) -> None:
+        """Close the connection to a kernel that has ended, and remove where it listened. May be repeated.
+
+        What is on disk of it is removed, unless the next server can go on with that and it ``leaves_image``.
+        """
         if self.run is not None:
             self.run.close()
             self.run = None
         if self._driver.kept is not None:
+            if leaves_image:
+                self._driver.kept.leave_image()
             self._driver.kept.end()
             removing = asyncio.create_task(self._driver.kept.remove_image())
             self._removing.add(removing)
@@ -212,9 +217,7 @@ class KernelWork:
         """Have nothing more to do with the kernel, nor with its pod."""
         if self.run is not None:
             self.run.leave()
-        if self._driver.kept is not None:
-            self._driver.kept.leave_image()
-        self.let_go()
+        self.let_go(leaves_image=True)
         self._let_go_of_pod()
 
     async def removed(self) -> None:

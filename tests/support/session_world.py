@@ -12,10 +12,14 @@ from dataclasses import dataclass, field, replace
 from gpu_pool_client import (
     Activity,
     EndReason,
+    GpuPoolError,
     Holder,
     Lease,
+    LeaseGone,
     LeaseState,
+    NotAllowed,
     Outlook,
+    OverQuota,
     PoolUnreachable,
     Terms,
     WhenIdle,
@@ -57,6 +61,15 @@ _WORKING = (
 )
 _SLEEPING = (State.HIBERNATING, State.HIBERNATED, State.WAKING)
 AWAY = PoolUnreachable("The pool is away.", may_pass=True)
+#: What a pool may say instead of doing what it is asked for.
+ERRORS = (
+    AWAY,
+    PoolUnreachable("The pool's certificate is another one's."),
+    OverQuota("You have asked the pool too much."),
+    GpuPoolError("Internal error in the pool.", "The service's log has the details."),
+    NotAllowed("The token is not known to the JupyterHub.", "Log in again."),
+    LeaseGone("There is no such lease."),
+)
 CHANGE = events.SizeChange(True, False, "This kernel now has 10% of a GPU.")
 
 
@@ -103,6 +116,8 @@ class World:
     kernel_lives: bool = False
     is_relayed: bool = False
     listens: bool = True
+    #: Whether it is on disk.
+    has_image: bool = False
     #: Code that was submitted: held by the proxy, or passed on and not answered.
     held: int = 0
     passed_on: int = 0
@@ -113,6 +128,9 @@ class World:
     #: The pairs of states that were seen, with what led from one to the other.
     seen: set[Arrow] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.has_image = bool(self.session.left)
+
     def walk(self) -> None:
         """Let one of the things happen that may happen now."""
         self.happen(self.chance.choice(self._possible())())
@@ -120,7 +138,7 @@ class World:
     def happen(self, event: events.Event) -> None:
         """Let something happen, and do what the session says."""
         self._before(event)
-        before = self.session.state
+        before, there = self.session.state, (self.kernel_lives, self.has_image)
         self.session, due = step(self.session, event, self.now)
         self.seen.add((before, type(event), self.session.state))
         if self.session.state is not before:
@@ -128,6 +146,12 @@ class World:
         reports = False
         for effect in due:
             reports = self._perform(effect) or reports
+        if isinstance(event, events.PoolAway):
+            assert (self.kernel_lives, self.has_image) == there, "an error of the pool ended a kernel"
+            assert self.session.state.has_kernel or not before.has_kernel
+            assert not any(isinstance(each, effects.EndKernel) for each in due)
+        if isinstance(event, events.Failed):
+            assert self.has_image == there[1], "a mistake of ours removed what is on disk"
         self.check()
         if reports and self.held:
             self.happen(events.WorkSubmitted())
@@ -142,14 +166,16 @@ class World:
                 self.is_held, self.is_taken = False, False
             case events.Resumed() | events.Ready():
                 self.is_held, self.is_taken = True, False
+                self.has_image = self.has_image and not self.session.left
             case events.Launched():
                 self.kernel_lives = True
             case events.Woken():
                 assert not self.kernel_lives, "there are two of one kernel"
-                self.kernel_lives = True
+                assert self.has_image, "there is nothing to wake"
+                self.kernel_lives, self.has_image = True, False
             case events.Hibernated():
                 # A lease that could not be parked when its server ended ends with the process.
-                self.kernel_lives, self.is_held = False, False
+                self.kernel_lives, self.is_held, self.has_image = False, False, True
             case events.Gone() | events.NotReady() | events.Failed() | events.NotWoken():
                 self.kernel_lives = False
             case events.LeaseSeen(lease=Lease() as found) | events.SizeChanged(lease=Lease() as found):
@@ -179,8 +205,10 @@ class World:
                 self.held = 0
             case effects.ReleaseLease():
                 self._release(effect)
-            case effects.KillKernel() | effects.LetGo():
+            case effects.KillKernel():
                 self.kernel_lives = False
+            case effects.LetGo():
+                self.kernel_lives, self.has_image = False, self.has_image and effect.leaves_image
             case effects.Close():
                 self.listens, self.kernel_lives = False, False
                 self._stop_relaying()
@@ -213,6 +241,8 @@ class World:
             found.append(self._submit)
         if self.work:
             found += [self._come_of_work] * (2 if self.session.state in _SLEEPING else 4)
+        elif self.session.retry is None:
+            found.append(self._pool_fails)
         if self.session.state is State.QUEUED:
             found += [self._of_its_user] * 4
         if self.session.state.has_kernel:
@@ -287,7 +317,7 @@ class World:
 
     def _results(self, work: effects.Work) -> list[Callable[[], events.Event]]:
         refused = lambda: events.Refused(AWAY)  # noqa: E731
-        away = lambda: events.PoolAway(AWAY, work)  # noqa: E731
+        away = lambda: self._pool_fails(work)  # noqa: E731
         granted = lambda: events.Granted(self._lease())  # noqa: E731
         queued = lambda: events.Queued(self._lease(LeaseState.WAITING))  # noqa: E731
         match work:
@@ -295,12 +325,18 @@ class World:
                 return [granted, queued, refused, away]
             case effects.FollowQueue():
                 unknown = lambda: events.Positioned(None, AWAY)  # noqa: E731
-                return [lambda: events.Positioned(self.chance.choice([1, 9])), unknown, events.LeftQueue]
+                return [
+                    lambda: events.Positioned(self.chance.choice([1, 9])),
+                    unknown,
+                    events.LeftQueue,
+                    away,
+                ]
             case effects.Explain():
                 return [
                     lambda: events.Explained(OUTLOOK),
                     events.Explained,
-                    lambda: events.Explained(error=AWAY),
+                    lambda: events.Explained(error=self.chance.choice(ERRORS)),
+                    away,
                 ]
             case effects.AwaitGrant() if self.session.parking is not None:
                 return [granted, away]
@@ -308,18 +344,19 @@ class World:
                 return [granted, refused, *([away] if isinstance(work, effects.AwaitGrant) else [])]
             case effects.ResizeQueued():
                 changed = lambda: events.SizeChanged(TEN, self._lease(self._either()))  # noqa: E731
-                return [changed, lambda: events.Resized(CHANGE)]
+                return [changed, lambda: events.Resized(CHANGE), away]
             case effects.StartKernel():
                 launched = [] if self.session.is_launched else [events.Launched]
                 ready = [lambda: events.Ready(self._lease())] if self.kernel_lives else []
                 why = ValueError("It ended.")
                 if self.session.left and not self.session.is_stopped:
-                    return [*launched, *ready, lambda: events.NotWoken("A file has changed.")]
-                return [*launched, *ready, lambda: events.NotReady(why), lambda: events.NotStarted(why)]
+                    return [*launched, *ready, lambda: events.NotWoken("A file has changed."), away]
+                ended = [lambda: events.NotReady(why), lambda: events.NotStarted(why)]
+                return [*launched, *ready, *ended, away]
             case effects.Observe():
                 return [self._looked, self._looked, away]
             case effects.CheckIdle():
-                return [events.FoundIdle] * 3 + [lambda: events.FoundAtWork(self._maybe())]
+                return [events.FoundIdle] * 3 + [lambda: events.FoundAtWork(self._maybe()), away]
             case effects.Park():
                 parked = lambda: events.Parked(self._lease(LeaseState.PARKED), self._maybe())  # noqa: E731
                 gone = [events.NotNeeded] if work.yields else []
@@ -331,20 +368,24 @@ class World:
                 return [events.ParkedAgain, lambda: events.Resumed(self._lease()), away]
             case effects.Resume():
                 resumed = lambda: events.Resumed(self._lease(), self._maybe())  # noqa: E731
-                return [resumed, resumed, *([queued, away] if work.lease is None else [])]
+                return [resumed, resumed, away, *([queued] if work.lease is None else [])]
             case effects.ResizeKernel():
-                return [lambda: events.Resized(CHANGE)]
+                return [lambda: events.Resized(CHANGE), away]
             case effects.Hibernate():
                 stays = lambda: events.NotHibernated(self.chance.choice(["", "It works."]))  # noqa: E731
                 asleep = lambda: events.Hibernated(118)  # noqa: E731
-                return [asleep, asleep, stays]
+                return [asleep, asleep, stays, away]
             case effects.FollowLease():
-                return [self._drained]
+                return [self._drained, away]
             case effects.Wake():
-                return [events.Woken, events.Woken, lambda: events.NotWoken("A file has changed.")]
+                return [events.Woken, events.Woken, lambda: events.NotWoken("A file has changed."), away]
             case effects.EndKernel():
-                return [events.Gone, events.Gone, self._of_the_kernel]
+                return [events.Gone, events.Gone, self._of_the_kernel, away]
         raise AssertionError(work)
+
+    def _pool_fails(self, work: effects.Work | None = None) -> events.Event:
+        """Let the pool fail at what it was asked for, which is none of its kernel's business."""
+        return events.PoolAway(self.chance.choice(ERRORS), work or effects.FollowLease(False))
 
     def _either(self) -> LeaseState:
         return self.chance.choice([LeaseState.WAITING, LeaseState.HELD])

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from gpu_pool_client import (
     EndReason,
+    GpuPoolError,
     Lease,
     LeaseState,
+    OverQuota,
     PoolUnreachable,
     format_duration,
 )
@@ -152,8 +154,8 @@ def _cells_fail(session: Session, why: str) -> Outcome:
 def away(session: Session, event: on.PoolAway, now: float) -> Outcome:
     """Ask a pool again that does not answer a start, for as long as a start may wait for that."""
     error, limit = event.error, session.outage_timeout
-    assert isinstance(error, PoolUnreachable)
-    if not error.may_pass or not limit or session.within is not None:
+    may_pass = isinstance(error, PoolUnreachable) and error.may_pass
+    if not may_pass or not limit or session.within is not None:
         return refused(session, on.Refused(error), now)
     # Whoever starts a kernel that is not answered for yet waits for a moment only; its first cell reads why.
     if session.is_prepared and now >= session.asked_at + limit:
@@ -179,9 +181,23 @@ def again(session: Session, event: on.PoolAway, now: float) -> Session:
     return replace(session, retry=Retry(event.work, now + session.times.ask_again))
 
 
+def tried_again(session: Session, event: on.PoolAway, now: float) -> Outcome:
+    """Try the same again in a moment. Nothing else changes, whatever the pool says."""
+    return again(session, event, now), ()
+
+
 def away_in_queue(session: Session, event: on.PoolAway, now: float) -> Outcome:
     """Ask again: the place in the queue is kept, and so are variables."""
-    return again(session, event, now), (_shows(session, texts.unreachable(session.size, event.error)),)
+    if isinstance(event.work, do.Explain):
+        return explained(session, on.Explained(error=event.error), now)
+    return again(session, event, now), (_shows_fault(session, event.error),)
+
+
+def _shows_fault(session: Session, error: GpuPoolError) -> do.Show:
+    """Return what the waiting cell shows of a pool that has not done what it was asked for."""
+    if session.parking is None or isinstance(error, (PoolUnreachable, OverQuota)):
+        return _shows(session, texts.unreachable(session.size, error))
+    return _shows(session, texts.kept_meanwhile(session.size, error))
 
 
 # -- The queue ------------------------------------------------------------------
@@ -204,7 +220,7 @@ def positioned(session: Session, event: on.Positioned, now: float) -> Outcome:
     if event.error is None:
         return explains(replace(session, wait=replace(wait, position=event.position)), now)
     unknown = replace(session, wait=replace(wait, outlook=None))
-    told = (_shows(session, texts.unreachable(session.size, event.error)),) if session.is_explained else ()
+    told = (_shows_fault(session, event.error),) if session.is_explained else ()
     return unknown, told
 
 
@@ -225,8 +241,7 @@ def explained(session: Session, event: on.Explained, now: float) -> Outcome:
         return session, ()
     wait = replace(session.wait, is_asked=False, explained_at=now)
     if event.outlook is None:
-        error = event.error
-        told = () if error is None else (_shows(session, texts.unreachable(session.size, error)),)
+        told = () if event.error is None else (_shows_fault(session, event.error),)
         return replace(session, wait=wait), told
     text = texts.waiting(session.size, f"{event.outlook} {event.hint}".rstrip())
     wait = replace(wait, outlook=event.outlook, explained=wait.position)

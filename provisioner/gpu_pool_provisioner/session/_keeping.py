@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_pool_client import Activity, PoolUnreachable
+from gpu_pool_client import Activity, NotAllowed, OverQuota
 from gpu_pool_provisioner.session import _asking as asking
 from gpu_pool_provisioner.session import _life as life
 from gpu_pool_provisioner.session import effects as do
@@ -137,9 +137,9 @@ def not_parked(session: Session, event: on.NotParked, now: float) -> Outcome:
 
 def away_while_parking(session: Session, event: on.PoolAway, now: float) -> Outcome:
     """Keep the slice; but where there was no answer it may have gone, or go later."""
-    if _goes_without(session, event):
+    if _goes_without(session):
         return life.goes_to_disk(session, without_pool=True)
-    return _stays(session, now, is_unanswered=isinstance(event.error, PoolUnreachable))
+    return _stays(session, now, is_unanswered=not isinstance(event.error, (NotAllowed, OverQuota)))
 
 
 def _stays(session: Session, now: float, *, is_refused: bool = False, is_unanswered: bool = False) -> Outcome:
@@ -192,14 +192,16 @@ def granted_to_resume(session: Session, event: on.Granted, now: float) -> Outcom
     return held, (do.Resume(event.lease),)
 
 
-def _goes_without(session: Session, event: on.PoolAway) -> bool:
+def _goes_without(session: Session) -> bool:
     """Whether a kernel whose server ends goes to disk without its pool, which sees its process end."""
     parking = _parking(session)
-    return parking.server_ends and not parking.is_wanted and isinstance(event.error, PoolUnreachable)
+    return parking.server_ends and not parking.is_wanted
 
 
 def away_while_parked(session: Session, event: on.PoolAway, now: float) -> Outcome:
-    if _goes_without(session, event):
+    if isinstance(event.work, do.FollowLease):  # nobody waits for what it hears
+        return asking.tried_again(session, event, now)
+    if _goes_without(session):
         left = replace(session, parking=replace(_parking(session), leaves_queue=False))
         return life.goes_to_disk(left, without_pool=True)
     return asking.away_in_queue(session, event, now)

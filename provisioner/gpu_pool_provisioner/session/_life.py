@@ -153,13 +153,13 @@ def stop_kernel(session: Session, event: on.StopRequested, now: float) -> Outcom
     return session, (do.KillKernel(),)
 
 
-def _down(session: Session, now: float) -> Outcome:
+def _down(session: Session, now: float, *, leaves_image: bool = False) -> Outcome:
     """Hold what is submitted for a kernel that may be launched again; close if nobody does."""
     is_restarted = session.restarted_within == math.inf
     state = State.RESTARTING if is_restarted else State.DOWN
     closes_at = None if is_restarted else _closes_at(session, now)
     down = replace(_bare(session), state=state, closes_at=closes_at)
-    return down, (do.LetGo(), do.HoldSilently())
+    return down, (do.LetGo(leaves_image), do.HoldSilently())
 
 
 def _bare(session: Session) -> Session:
@@ -272,7 +272,8 @@ def close(session: Session, event: on.CloseRequested, now: float) -> Outcome:
 
 
 def failed(session: Session, event: on.Failed, now: float) -> Outcome:
-    """Let no mistake of ours leave cells waiting for ever."""
-    down, effects = _down(replace(session, error=RuntimeError(f"{event.error!r}")), now)
+    """Let no mistake of ours leave cells waiting for ever, nor remove what is on disk of a kernel."""
+    failed = replace(session, error=RuntimeError(f"{event.error!r}"))
+    down, effects = _down(failed, now, leaves_image=True)
     text = f"The kernel proxy failed: {event.error!r}."
     return down, (do.Refuse(texts.not_run(text)), do.KillKernel(), *effects)

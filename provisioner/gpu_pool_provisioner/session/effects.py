@@ -17,7 +17,8 @@ class Effect:
 class Work(Effect):
     """Something that takes time. It is given up when the session's state changes; its result is an event.
 
-    Where the pool cannot do it now, that is ``PoolAway``.
+    Where the pool cannot do it now, or refuses it with an error that is none of those results, that is
+    ``PoolAway``.
     """
 
 
@@ -122,7 +123,10 @@ class ShowBurst(Effect):
 
 @dataclass(frozen=True, slots=True)
 class LetGo(Effect):
-    """Close the connection to a kernel that has ended."""
+    """Close the connection to a kernel that has ended, and remove what is on disk of it."""
+
+    #: Whether that stays for the next server, if one can go on with it.
+    leaves_image: bool = False
 
 
 # -- Towards the pool ---------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_pool_client import Activity, GpuPoolError, Lease, Outlook, OverQuota, PoolUnreachable, SliceRequest
+from gpu_pool_client import Activity, GpuPoolError, Lease, Outlook, SliceRequest
 from gpu_pool_provisioner.session.effects import Work
 from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
 
@@ -98,9 +98,12 @@ class Refused(Event):
 
 @dataclass(frozen=True, slots=True)
 class PoolAway(Event):
-    """The pool could not do what it was asked for: it does not answer, or was asked too much."""
+    """The pool has not done what it was asked for: it does not answer, was asked too much, or has failed.
 
-    error: PoolUnreachable | OverQuota
+    What comes of a kernel is not decided by that, whichever error it is.
+    """
+
+    error: GpuPoolError
     work: Work
 
 

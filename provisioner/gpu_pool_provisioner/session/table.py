@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpu_pool_provisioner.session import _asking as asking
@@ -41,6 +41,8 @@ def step(session: Session, event: on.Event, now: float) -> tuple[Session, tuple[
         raise AssertionError(
             f"{type(event).__name__} must not lead from {session.state.value} to {after.state.value}."
         )
+    if after.state is not session.state and after.retry is session.retry:
+        after = replace(after, retry=None)  # it is the state's, as all work is
     return after, tuple(effects)
 
 
@@ -65,6 +67,7 @@ def _always(state: State) -> _Column:
         on.SizeChanged: Rule(life.size_changed, (state,)),
         on.SizePending: Rule(life.size_pending, (state,)),
         on.ExplanationWanted: Rule(asking.explanation_wanted, (state,)),
+        on.PoolAway: Rule(asking.tried_again, (state,)),
     }
 
 
@@ -141,7 +144,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.RestartBegan: Rule(life.restart_began, (_S.RESTARTING,)),
         on.RestartExpected: Rule(life.restart_expected, (_S.DOWN,)),
         **_stays(_S.DOWN, on.InterruptRequested, on.StopRequested, on.ManagerExpected, on.ManagerCame),
-        **_stays(_S.DOWN, on.LaunchPrepared),
+        **_stays(_S.DOWN, on.LaunchPrepared, on.PoolAway),
     },
     _S.ASKING: {
         **_always(_S.ASKING),
@@ -173,7 +176,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.StopRequested: Rule(life.stop_waiting, (_S.DOWN, _S.RESTARTING)),
         on.StartRequested: Rule(life.start_meanwhile, (_S.HELD,)),
         on.LaunchPrepared: Rule(asking.launch_held, (_S.STARTING,)),
-        **_stays(_S.HELD, on.InterruptRequested, on.WorkSubmitted),
+        **_stays(_S.HELD, on.InterruptRequested, on.WorkSubmitted, on.PoolAway),
     },
     _S.STARTING: {
         **_always(_S.STARTING),
@@ -261,7 +264,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.StartRequested: Rule(life.start, (_S.ASKING,)),
         on.RestartExpected: Rule(life.restart_expected, (_S.RESTARTING,)),
         **_stays(_S.RESTARTING, on.RestartBegan, on.InterruptRequested, on.StopRequested),
-        **_stays(_S.RESTARTING, on.ManagerExpected, on.ManagerCame, on.LaunchPrepared),
+        **_stays(_S.RESTARTING, on.ManagerExpected, on.ManagerCame, on.LaunchPrepared, on.PoolAway),
     },
     _S.WITHOUT_SLICE: {
         **_always(_S.WITHOUT_SLICE),
@@ -270,7 +273,7 @@ TABLE: Final[Mapping[State, _Column]] = {
         on.StopRequested: Rule(life.stop_waiting, (_S.DOWN, _S.RESTARTING)),
         on.StartRequested: Rule(life.start, (_S.ASKING,)),
         on.LaunchPrepared: Rule(asking.launch_prepared, (_S.WITHOUT_SLICE,)),
-        **_stays(_S.WITHOUT_SLICE, on.InterruptRequested),
+        **_stays(_S.WITHOUT_SLICE, on.InterruptRequested, on.PoolAway),
     },
     _S.ENDING: {
         **_always(_S.ENDING),
@@ -285,6 +288,6 @@ TABLE: Final[Mapping[State, _Column]] = {
         _S.ENDED,
         *(on.StartRequested, on.InterruptRequested, on.StopRequested, on.RestartBegan, on.RestartExpected),
         *(on.ManagerExpected, on.ManagerCame, on.CloseRequested, on.TimePassed, on.Failed, on.LaunchPrepared),
-        *(on.LeaseSeen, on.SizeChanged, on.SizePending, on.ExplanationWanted),
+        *(on.LeaseSeen, on.SizeChanged, on.SizePending, on.ExplanationWanted, on.PoolAway),
     ),
 }

@@ -50,6 +50,11 @@ def unreachable(size: str, error: GpuPoolError) -> str:
     return waiting(size, f"{error.message} Still trying.")
 
 
+def kept_meanwhile(size: str, error: GpuPoolError) -> str:
+    """Say what the pool answers a parked kernel instead of giving it its slice, and that nothing is lost."""
+    return waiting(size, f"{error} The kernel goes on, with its variables, and its pool is asked again.")
+
+
 def away(size: str, why: str, waited: str) -> str:
     """Say that the pool does not answer, how long that may last, and the way out."""
     return waiting(size, f"{why} Your kernel starts once the pool answers (waiting {waited}).")

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_pool_client import Activity, EndReason, Hibernation, Lease, LeaseState, Terms
+from gpu_pool_client import Activity, EndReason, GpuPoolError, Hibernation, Lease, LeaseState, Terms
 from gpu_pool_provisioner.session import TABLE, Session, State, effects, events, step, texts
-from gpu_pool_provisioner.session.session import FailedWake, OnDisk
+from gpu_pool_provisioner.session.session import FailedWake, OnDisk, Retry
 from gpu_pool_provisioner.session.view import SlicePhase, view
-from support.session_world import AWAY, STARTED, a_kept_one, a_left_one, a_session, a_sleeper, after, lease
+from support.session_world import ERRORS, STARTED, a_kept_one, a_left_one, a_session, a_sleeper, after, lease
 
 HELD = lease(LeaseState.HELD)
 
@@ -194,17 +194,34 @@ def test_one_that_leaves_its_queue_when_its_server_ends_goes_to_disk_once_it_has
     assert after(session, events.TimePassed(), now=32.0).state is State.HIBERNATING
 
 
-def test_one_whose_server_ends_while_its_pool_is_away_goes_to_disk_all_the_same() -> None:
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.code)
+def test_one_whose_server_ends_while_its_pool_fails_goes_to_disk_all_the_same(error: GpuPoolError) -> None:
     running = after(a_session(), *STARTED)
     parking = after(running, events.SleepRequested(), events.FoundIdle())
     leaving = after(resuming(), events.SleepRequested(), now=31.0)
     for session, work in ((parking, effects.Park()), (leaving, effects.ParkAgain())):
-        going, due = step(session, events.PoolAway(AWAY, work), 31.0)
+        going, due = step(session, events.PoolAway(error, work), 31.0)
         assert (going.state, due[-1]) == (State.HIBERNATING, effects.Hibernate(without_pool=True))
         awake = after(going, events.NotHibernated("It has a connection."), now=31.0)
         assert (awake.state, awake.wakes_at) == (State.PARKED, None)
-        wanted = after(session, events.WorkSubmitted(), events.PoolAway(AWAY, work), now=31.0)
+        wanted = after(session, events.WorkSubmitted(), events.PoolAway(error, work), now=31.0)
         assert wanted.state is not State.HIBERNATING
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.code)
+def test_one_on_disk_stays_there_whatever_its_pool_says(error: GpuPoolError) -> None:
+    follow = effects.FollowLease(False)
+    session, due = step(hibernated(), events.PoolAway(error, follow), 30.0)
+    assert (session.state, due, session.retry) == (State.HIBERNATED, (), Retry(follow, 32.0))
+    assert after(session, events.WorkSubmitted(), now=31.0).retry is None
+
+
+def test_a_mistake_of_ours_leaves_one_on_disk_to_the_next_server() -> None:
+    session, due = step(hibernated(), events.Failed(ValueError("ours")), 30.0)
+    assert session.state is State.DOWN
+    assert effects.LetGo(leaves_image=True) in due
+    _, due = step(hibernated(), events.StopRequested(), 30.0)
+    assert effects.LetGo() in due
 
 
 def test_a_cell_that_comes_while_the_queue_is_left_for_its_servers_end_asks_again() -> None:
