@@ -20,6 +20,7 @@ from typing import Final
 
 from gpu_pool.enforcement.mps.programs import (
     TOOL,
+    NotAnswered,
     NotRun,
     environment_of,
     find,
@@ -240,11 +241,13 @@ class MpsControl:
             return False
         try:
             self._control.ask("get_default_active_thread_percentage")
+        except NotAnswered:
+            self.unanswered += 1
+            return self.unanswered < _ASKED_IN_VAIN
         except NotRun:
             raise
         except TierFailed:
-            self.unanswered += 1
-            return self.unanswered < _ASKED_IN_VAIN
+            return False
         self.unanswered = 0
         return True
 
