@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gpu_pool.cluster.api import connect
+from gpu_pool.cluster.api import Api, ApiAway, ApiWriter, connect
+from gpu_pool.cluster.api_access import ApiAccess, by_kubeconfig
+from gpu_pool.cluster.dialects import Manifest
 from gpu_pool.cluster.informer import Informer
 from gpu_pool.cluster.kept_objects import LeasePods
 from gpu_pool.cluster.settings import ClusterTimes
+from gpu_pool.pool.backend import Taken
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool_client import LeaseGone, LeaseState, NotAllowed, PodPhase, PoolUnreachable
 from support.fake_kubernetes import FakeKubernetes, trouble
@@ -173,6 +176,83 @@ async def test_a_deletion_to_which_a_gateway_says_that_it_has_no_cluster_is_not_
     )
     await pool.release(lease)
     await eventually(lambda: fake.named("pods") == ["jupyter-ada"], within=30)
+
+
+class FailingAccess:
+    """A cluster's access whose credentials cannot be had the first time."""
+
+    def __init__(self, access: ApiAccess) -> None:
+        self.url, self.connector, self.options = access.url, access.connector, access.options
+        self._access, self._failures = access, iter([RuntimeError("exec: process returned 1")])
+
+    async def authorization(self) -> str | None:
+        for failure in self._failures:
+            raise failure
+        return await self._access.authorization()
+
+    async def close(self) -> None:
+        await self._access.close()
+
+
+async def test_what_lacked_credentials_is_deleted_once_there_are_some(
+    fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    access, namespace = await by_kubeconfig(str(fake.kubeconfig(tmp_path / "kubeconfig")))
+    api = Api(FailingAccess(access), namespace)
+    writer = ApiWriter(api, ClusterTimes(), logging.getLogger("gpu_pool.tests"))
+    assert await writer.delete(fake.get("pods", "jupyter-ada"))
+    assert fake.named("pods") == []
+    await api.close()
+
+
+async def test_a_request_without_credentials_says_why(fake: FakeKubernetes, tmp_path: Path) -> None:
+    access, namespace = await by_kubeconfig(str(fake.kubeconfig(tmp_path / "kubeconfig")))
+    api = Api(FailingAccess(access), namespace)
+    with pytest.raises(ApiAway, match="no credentials for it: RuntimeError: exec: process returned 1"):
+        await api.list("/api/v1/pods", {})
+    await api.close()
+
+
+async def test_a_kernel_whose_end_has_failed_is_ended_at_the_next_look(
+    pool: GpuPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, failures = ApiWriter.delete, iter([RuntimeError("nobody has foreseen it")])
+    failed = asyncio.Event()
+
+    async def delete_at_last(writer: ApiWriter, found: Manifest, where: str = "") -> bool:
+        for failure in failures:
+            failed.set()
+            raise failure
+        return await delete(writer, found, where)
+
+    monkeypatch.setattr(ApiWriter, "delete", delete_at_last)
+    lease = await start(pool, fake)
+    await pool.release(lease)
+    await asyncio.wait_for(failed.wait(), 120)
+    await pool.core.reconciler.once()
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada"], within=30)
+
+
+async def test_a_lease_whose_end_has_failed_is_ended_at_the_next_look(
+    pool: GpuPool, fake: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, backend = await start(pool, fake), backend_of(pool)
+    end_taken, failures = backend.pool.end_taken, iter([OSError("the disk does not answer")])
+    failed = asyncio.Event()
+
+    async def end_at_last(lease_id: str, taken: Taken) -> bool:
+        for failure in failures:
+            failed.set()
+            raise failure
+        return await end_taken(lease_id, taken)
+
+    monkeypatch.setattr(backend.pool, "end_taken", end_at_last)
+    fake.change("pods", f"gpu-pool-{lease}-1", phase="Failed", reason="Evicted", message="low on memory")
+    await asyncio.wait_for(failed.wait(), 120)
+    await pool.core.reconciler.once()
+    backend.kernels.evaluate_all()
+    await eventually(lambda: pool.get_lease(lease), lambda found: found.state is LeaseState.ENDED, within=30)
+    await eventually(lambda: fake.named("pods") == ["jupyter-ada"])
 
 
 async def test_while_the_api_is_away_all_is_told_from_memory_and_launches_wait(

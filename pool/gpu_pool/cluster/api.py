@@ -172,7 +172,10 @@ class Api:
         accept: str,
     ) -> ClientResponse:
         headers = {"Accept": accept, "Content-Type": _MERGE if method == "PATCH" else _JSON}
-        authorization = await self._access.authorization()
+        try:
+            authorization = await self._access.authorization()
+        except Exception as error:  # such as of a kubeconfig's own program, which may fail in any way
+            raise ApiAway(f"no credentials for it: {type(error).__name__}: {error}"[:1_000]) from error
         if authorization:
             headers["Authorization"] = authorization
         return await self._session.request(

@@ -251,7 +251,12 @@ class KernelPods:
             self._do(self._delete_until_done(pod))
 
     async def _delete_until_done(self, pod: Manifest) -> None:
-        if not await self._writer.delete(pod):
+        is_done = False
+        try:
+            is_done = await self._writer.delete(pod)
+        except Exception:  # noqa: BLE001 - whatever it was, the pod is there
+            self._log.exception("%s could not be deleted", pod["metadata"]["name"])
+        if not is_done:
             self._ended.discard(pod["metadata"]["uid"])  # the next look tries again
 
     # -- Looking -----------------------------------------------------------
@@ -426,6 +431,8 @@ class KernelPods:
             await self._on_failed(lease_id, failure)
         except GpuPoolError as error:
             self._log.error("Could not record how the kernel of lease %s failed: %s", ascii(lease_id), error)
+        except Exception:  # noqa: BLE001 - only what is shown of it is missing
+            self._log.exception("Could not record how the kernel of lease %s failed", ascii(lease_id))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something after what is being done. The loop itself holds tasks weakly."""
@@ -459,15 +466,20 @@ class KernelPods:
 
     async def _end_lease(self, pod: Manifest, taken: PodTaken) -> None:
         lease_id = _lease_of(pod)
+        is_done = False
         try:
             await self._on_taken(lease_id, taken)
+            is_done = True
         except GpuPoolError as error:
             self._log.error("Lease %s could not be ended: %s", ascii(lease_id), error)
-            self._taken.discard(pod["metadata"]["uid"])  # the next look tries again
-        else:
-            self.end(lease_id)
+        except Exception:  # noqa: BLE001 - whatever it was, the lease lives
+            self._log.exception("Lease %s could not be ended", ascii(lease_id))
         finally:
             self._ending.pop(lease_id, None)
+        if is_done:
+            self.end(lease_id)
+        else:
+            self._taken.discard(pod["metadata"]["uid"])  # the next look tries again
 
     def _notebook_gone(self, uid: str) -> None:
         """End the leases of a notebook server's kernels: the cluster deletes them by themselves."""

@@ -173,8 +173,12 @@ class ScaleUpController:
     async def _end(self, pod: Manifest) -> None:
         uid = pod["metadata"]["uid"]
         self._ended.add(uid)
-        if not await self._writer.delete(pod):
-            self._ended.discard(uid)
+        is_done = False
+        try:
+            is_done = await self._writer.delete(pod)
+        finally:
+            if not is_done:
+                self._ended.discard(uid)  # the next look tries again
 
     # -- What comes of it --------------------------------------------------------
 
