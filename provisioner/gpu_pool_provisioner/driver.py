@@ -424,6 +424,13 @@ class SessionDriver:
             self.session, due = step(before, event, time.monotonic())
         except ImpossibleEventError as error:
             get_logger().error("%s", error)
+            self._let_unknown_go(event)
+            return
+        except Exception as error:  # noqa: BLE001 - a mistake of ours: no cell waits for ever for what is lost
+            get_logger().error("A kernel's session failed at %s.", type(event).__name__, exc_info=error)
+            self._let_unknown_go(event)
+            if not isinstance(event, events.Failed):
+                self._events.append(events.Failed(error))
             return
         if self.session.state is not before.state:
             given_up, self._work = self._work, {}
@@ -538,6 +545,9 @@ class SessionDriver:
     def _worked(self, task: asyncio.Task[events.Event]) -> None:
         work = self._work.pop(task, None)
         if task.cancelled():
+            if work is not None:  # by something in it: the session waits for what comes of it
+                get_logger().error("A kernel's session was left alone by %s.", type(work).__name__)
+                self.post(events.Failed(asyncio.CancelledError(f"{type(work).__name__} was cancelled")))
             return
         error = task.exception()
         if work is None:
@@ -556,6 +566,10 @@ class SessionDriver:
         """See to what comes of work that the session has given up: a lease that it does not know of."""
         if error is not None and not isinstance(error, GpuPoolError):
             get_logger().warning("What a kernel's session had given up failed: %r", error)
+        self._let_unknown_go(event)
+
+    def _let_unknown_go(self, event: events.Event | None) -> None:
+        """Give a lease back that came to a session which has not taken it."""
         if isinstance(event, (events.Queued, events.Granted)) and event.lease.id != self.session.lease_id:
             self.pool_work.release(event.lease.id, EndReason.WITHDRAWN)
 

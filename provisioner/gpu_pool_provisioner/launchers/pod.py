@@ -54,6 +54,7 @@ _CONNECT_SELDOM: Final = 60.0
 _NO_ANSWER: Final = "The GPU pool did not answer in time: the size stays as it is. Try again."
 
 _NOT_TOLD: Final = "The GPU pool did not say in time how much memory this kernel uses."
+_FAILED: Final = "The kernel proxy failed at that: {}. The kernel goes on."
 
 _OUT_OF_MEMORY: Final = (
     "It used more than the memory of its pod or job (not of the GPU), and was ended. Load less at a time."
@@ -259,15 +260,20 @@ class PodRun(KernelRun):
         pass_on: Callable[[list[zmq.Frame]], None],
         later: list[list[zmq.Frame]],
     ) -> None:
+        output, told = self.relay.back["iopub"], ""
         try:
             told = await asyncio.wait_for(asked, _RESIZED_WITHIN)
         except asyncio.TimeoutError:
             told = otherwise
-        output = self.relay.back["iopub"]
-        output.on_message = pass_on
-        say(told)
-        for frames in later:
-            output.on_message(frames)  # which may be the next request
+        except Exception as error:  # noqa: BLE001 - a mistake of ours: what the kernel shows is passed on
+            get_logger().error("What a kernel in a pod or job has asked for failed.", exc_info=error)
+            told = _FAILED.format(repr(error))
+        finally:
+            output.on_message = pass_on
+            if told:  # else this was given up
+                say(told)
+            for frames in later:
+                output.on_message(frames)  # which may be the next request
 
     def interrupt(self) -> None:
         """Interrupt the kernel and what it has started; without a supervisor, by a message."""

@@ -271,6 +271,31 @@ async def test_another_size_comes_with_a_restart(
         await jupyter_env.pool.release(held.id)
 
 
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [(ValueError("no such thing"), "The kernel proxy failed at that"), (asyncio.CancelledError(), "")],
+    ids=["raised", "cancelled"],
+)
+async def test_what_fails_as_another_size_is_asked_for_keeps_no_output_back(
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    pods: PodPool,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: BaseException,
+    says: str,
+) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise mistake
+
+    km = manager(jupyter_env.install("two"))
+    await km.start_kernel()
+    async with frontend(km) as page:
+        await page.run("1").done()
+        monkeypatch.setattr(jupyter_env.pool, "resize", fails)
+        assert says in "".join((await page.run("%gpu use 10%").done()).outputs)
+        assert (await page.run("print('on')").done()).outputs == ["on\n"]
+
+
 async def test_a_slice_of_another_size_than_was_asked_for_is_told(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

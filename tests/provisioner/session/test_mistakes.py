@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from gpu_pool_provisioner.proxy.relay import Relay
-from support.frontend import page_of
+from gpu_pool_provisioner.session import TABLE, State, events
+from gpu_pool_provisioner.session.table import Rule
+from support.frontend import frontend, page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 
 
@@ -30,3 +35,27 @@ async def test_what_fails_as_a_kernel_has_just_answered_is_told_in_the_cell(
         assert (await page.run("print('well')").done()).outputs == ["well\n"]
     await km.shutdown_kernel(now=True)
     await eventually(jupyter_env.is_empty)
+
+
+async def test_a_rule_that_fails_fails_the_start_and_keeps_no_slice(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("no such thing")
+
+    monkeypatch.setitem(TABLE[State.ASKING], events.Granted, Rule(fails, (State.HELD,)))
+    km = manager(jupyter_env.install("two"))
+    with pytest.raises(RuntimeError, match="no such thing"):
+        await km.start_kernel()
+    await eventually(jupyter_env.is_empty)
+
+
+async def test_what_is_cancelled_by_something_in_it_fails_the_start(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*_: Any) -> Any:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(jupyter_env.pool, "request", cancelled)
+    with pytest.raises(RuntimeError, match="Ask was cancelled"):
+        await manager(jupyter_env.install("two")).start_kernel()
