@@ -10,7 +10,7 @@ import pytest
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import TABLE, State, events
 from gpu_pool_provisioner.session.table import Rule
-from support.frontend import frontend, page_of
+from support.frontend import page_of
 from support.jupyter_env import JupyterEnv, Managers, eventually
 
 
