@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,7 @@ from gpu_pool.service.connections import (
     is_within,
 )
 from gpu_pool_client import BadRequest, NotAllowed, PoolUnreachable
+from gpu_pool_client._forks import close_in_children
 from gpu_pool_client._remote.bodies import MOST_BODY
 from gpu_pool_client._remote.endpoints import check_length
 
@@ -76,8 +77,16 @@ class LimitedServer(HTTPServer):
         self._counts = Connections(self.name, limits, log, holds)
         self._connections_of = {}
 
+    def add_sockets(self, sockets: Iterable[socket.socket]) -> None:
+        """Listen there. Called by tornado. No child that is forked does, which may outlive this process."""
+        listening = list(sockets)
+        for each in listening:
+            close_in_children(each)
+        super().add_sockets(listening)
+
     def handle_stream(self, stream: IOStream, address: Any) -> None:
         """Serve a connection, unless there are too many already. Called by tornado for each."""
+        close_in_children(stream.socket)
         try:
             address = self.address_of(stream, address)
         except OSError:  # it has gone again
