@@ -48,7 +48,7 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
     for kernel, task in tasks.items():
         if kernel in late:
             task.cancel()
-        elif (error := task.exception()) is not None:
+        elif (error := asyncio.CancelledError() if task.cancelled() else task.exception()) is not None:
             server.log.error("The kernel of %s ends with this server: %r", kernel.notebook, error)
     for kernel in late:
         seconds = f"{within:g} second{'' if within == 1 else 's'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -90,3 +91,17 @@ async def test_a_note_that_cannot_be_written_keeps_no_other_from_being_written()
     kernels: Any = [odd, Kernel("two", why="It is at work.")]
     await leave(kernels, server(named))
     assert kernels[1].noted == ["It is at work."]
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), ValueError("no such thing")], ids=repr)
+async def test_what_ends_one_kernels_way_to_disk_keeps_no_other_from_being_told(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(Kernel):
+        async def leave_image(self, path: str) -> str:
+            raise error
+
+    kernels: Any = [Odd("one"), Odd("two")]
+    await leave(kernels, server(named))
+    told = [each.getMessage() for each in caplog.records]
+    assert told == [f"The kernel of {name}.ipynb ends with this server: {error!r}" for name in ("one", "two")]
