@@ -224,6 +224,52 @@ async def test_a_node_of_a_group_that_is_away_may_be_replaced_and_another_may_no
     assert (await pool.get_lease(one)).state is LeaseState.WAITING
 
 
+@asynccontextmanager
+async def pool_of_two(fake: FakeKubernetes, folder: Path) -> AsyncIterator[GpuPool]:
+    """Serve the cluster with a group of nodes with one GPU, and another of nodes with two."""
+    groups = {}
+    for name, gpus in (("one", 1), ("two", 2)):
+        found = hami("old", gpus=gpus)
+        found["metadata"]["labels"]["pool"] = name
+        example = folder / f"{name}.json"
+        example.write_text(json.dumps({"kind": "Node", **found}))
+        groups[name] = {"example": str(example), "select": {"pool": name}, "most": 2}
+    config = fake.kubeconfig(folder / "kubeconfig")
+    async with cluster_pool(folder / "store.db", config, HUB, node_groups=groups) as pool:
+        yield pool
+
+
+def refuse_to_create(fake: FakeKubernetes) -> None:
+    words = "exceeded quota: gpus"
+    fake.before_write = lambda method, _: trouble(403, "Forbidden", words) if method == "POST" else None
+
+
+async def test_a_group_that_is_refused_keeps_nobody_from_asking_for_another(
+    fake: FakeKubernetes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse_to_create(fake)
+    async with pool_of_two(fake, tmp_path) as pool:
+        for request in ("1", "2"):
+            await take(pool, request, f"key-{request}", ADA)
+        for name in ("one", "two"):
+            words = f"No node of '{name}' can be requested: The cluster refused"
+            await eventually(lambda words=words: words in caplog.text, within=30)  # type: ignore[misc]
+        fake.before_write = lambda *_: None
+        await eventually(lambda: len(placeholders(fake)) == 2)
+
+
+async def test_a_node_that_nobody_needs_is_given_up_while_another_group_is_refused(
+    fake: FakeKubernetes, tmp_path: Path
+) -> None:
+    async with pool_of_two(fake, tmp_path) as pool:
+        two = await take(pool, "2", "two", ADA)
+        await eventually(lambda: len(placeholders(fake)) == 1)
+        refuse_to_create(fake)
+        await take(pool, "1", "one", ADA)
+        await pool.release(two)
+        await eventually(lambda: placeholders(fake) == [], within=30)
+
+
 async def test_a_kernel_is_not_moved_by_an_autoscaler(pool: GpuPool, fake: FakeKubernetes) -> None:
     fake.put("nodes", of_group("new-1"))
     lease = await held(pool)

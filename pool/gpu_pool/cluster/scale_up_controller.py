@@ -10,9 +10,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from gpu_pool.cluster.api import Api, ApiAway, ApiRefused, ApiWriter, path_of
 from gpu_pool.cluster.dialects import Manifest, label_value
@@ -85,8 +85,6 @@ class ScaleUpController:
         while True:
             try:
                 await self.ask_for_nodes()
-            except GpuPoolError as error:
-                self._log.error("No node can be requested: %s", error)
             except Exception:  # noqa: BLE001 - one odd node must not keep the pool from asking for others
                 self._log.exception("Finding out which nodes are needed failed")
             await asyncio.sleep(_EVERY)
@@ -95,16 +93,11 @@ class ScaleUpController:
         """Ask for the nodes that are needed now, and for no others."""
         line = await self.store.run(leases.queue_head, _FOREMOST)
         self._demand = demand(line, self._growable(), self._rules)
+        # What costs money and nobody needs goes first, and what one group is refused holds up no other one.
         for group in self._groups.values():
-            wanted = [request for name, request in self._demand.nodes if name == group.name]
-            await self._note_starts(group)
-            pods = self._of(group)
-            asking = [pod for pod in pods if self._asks(pod)]
-            for request in wanted[len(asking) :]:
-                await self._ask_for(group, request)
-            # The oldest stay: their nodes come first.
-            for pod in [*(pod for pod in pods if pod not in asking), *asking[len(wanted) :]]:
-                await self._end(pod)
+            await self._try(group, self._end_surplus(group, self._wanted(group)))
+        for group in self._groups.values():
+            await self._try(group, self._ask_for_missing(group, self._wanted(group)))
         await self._listen()
 
     def outlook(self, number: int | None) -> str:
@@ -144,6 +137,34 @@ class ScaleUpController:
         return pod["metadata"]["uid"] not in self._come and phase not in ("Failed", "Succeeded")
 
     # -- Asking ----------------------------------------------------------------
+
+    def _wanted(self, group: NodeGroup) -> list[SliceRequest]:
+        """Return for whom nodes of a group are needed, a request for each node."""
+        return [request for name, request in self._demand.nodes if name == group.name]
+
+    async def _try(self, group: NodeGroup, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for one group; write down what goes wrong: the next look tries again."""
+        try:
+            await work
+        except GpuPoolError as error:
+            self._log.error("No node of %s can be requested: %s", ascii(group.name), error)
+        except Exception:  # noqa: BLE001 - one group must not keep the pool from asking for others
+            self._log.exception("The nodes of %s could not be looked after", ascii(group.name))
+
+    async def _end_surplus(self, group: NodeGroup, wanted: Sequence[SliceRequest]) -> None:
+        """End the placeholders of which no node comes any more, or is needed; note what has come of them."""
+        await self._note_starts(group)
+        pods = self._of(group)
+        asking = [pod for pod in pods if self._asks(pod)]
+        # The oldest stay: their nodes come first.
+        for pod in [*(pod for pod in pods if pod not in asking), *asking[len(wanted) :]]:
+            await self._end(pod)
+
+    async def _ask_for_missing(self, group: NodeGroup, wanted: Sequence[SliceRequest]) -> None:
+        """Make a placeholder for each node that is needed and for which there is none."""
+        asking = [pod for pod in self._of(group) if self._asks(pod)]
+        for request in wanted[len(asking) :]:
+            await self._ask_for(group, request)
 
     async def _ask_for(self, group: NodeGroup, request: SliceRequest) -> None:
         dialect, like = self._view.choice.dialect, self._view.node_like(group)
