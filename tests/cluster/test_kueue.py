@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.cluster import kueue
+from gpu_pool.cluster import kueue, pod_starts
 from gpu_pool.cluster.manifests import COMPONENT
 from gpu_pool.cluster.pod_starts import KueuePositions
 from gpu_pool.pool.pool import GpuPool
@@ -150,6 +150,26 @@ async def test_who_waits_is_told_the_place_where_kueue_tells_it(
     asked = fake.asked("GET", "pendingworkloads")
     await KueuePositions(backend_of(pool).api, backend_of(pool).kernels, backend_of(pool).log).refresh()
     assert fake.asked("GET", "pendingworkloads") == asked
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let positions be asked for often."""
+    monkeypatch.setattr(pod_starts, "_POSITIONS_EVERY", 0.05)
+
+
+@pytest.mark.usefixtures("often")
+async def test_an_odd_answer_is_not_the_last_that_is_heard_of_positions(
+    pool: GpuPool, fake: FakeKubernetes, version: str
+) -> None:
+    fake.pages[PENDING.format(version)] = ["odd"]
+    lease, _ = await queued(pool)
+    await eventually(lambda: fake.asked("GET", "pendingworkloads") > 1, within=30)
+    uid = fake.get("pods", name_of(lease))["metadata"]["uid"]
+    fake.pages[PENDING.format(version)] = {
+        "items": [{"metadata": {"ownerReferences": [{"uid": uid}]}, "positionInLocalQueue": 2}]
+    }
+    await eventually(lambda: pool.explain(lease.id), lambda told: told.position == 3, within=30)
 
 
 async def test_a_cluster_that_does_not_tell_positions_tells_the_rest(

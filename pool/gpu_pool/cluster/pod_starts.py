@@ -153,7 +153,10 @@ class KueuePositions:
     async def run(self) -> None:
         """Look for as long as the service runs."""
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # noqa: BLE001 - the next look tries again
+                self._log.exception("The positions in Kueue's queues could not be read")
             await asyncio.sleep(_POSITIONS_EVERY)
 
     async def refresh(self) -> None:
@@ -174,7 +177,8 @@ class KueuePositions:
             self._refused = True
             return {}
         self._refused = False
-        return dict(kueue.positions(answer))
+        # What is no object has no positions, and must not keep those of other queues from being told.
+        return dict(kueue.positions(mapping(answer)))
 
     async def _ask(self, namespace: str, queue: str) -> Manifest:
         """Return what is answered in the version of last time, or in another if that is not served."""
