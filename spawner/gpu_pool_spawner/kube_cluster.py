@@ -179,6 +179,9 @@ class ClusterReader:
             _warn(f"The cluster does not answer within {_WITHIN:.0f} s.")
         except (ApiAway, ApiRefused) as error:
             _warn(f"The cluster's nodes cannot be read, so no GPU can be granted: {error}")
+        except Exception as error:  # noqa: BLE001 - servers without a GPU start all the same
+            kind = type(error).__name__
+            _warn(f"The cluster's nodes cannot be understood, so no GPU can be granted: {kind}: {error}")
         return None
 
     async def _read(self) -> ClusterSupply | None:

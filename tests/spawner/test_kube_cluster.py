@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from gpu_pool.cluster.api import connect
 from gpu_pool.courses import parse_course
@@ -136,6 +137,18 @@ async def test_without_nodes_nothing_is_known_and_the_log_says_why(
     fake.before_read = lambda kind: trouble(403, "Forbidden", "not yours") if kind == "nodes" else None
     assert await reader.supply() is None
     assert "nodes cannot be read, so no GPU can be granted: 403 Forbidden: not yours" in caplog.text
+
+
+async def test_whatever_keeps_the_cluster_from_being_read_nothing_is_known_and_the_log_says_why(
+    fake: FakeKubernetes, reader: ClusterReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.put("nodes", shown())
+    odd = {"metadata": {"resourceVersion": "1"}, "items": ["odd"]}
+    fake.before_read = lambda kind: web.json_response(odd) if kind == "nodes" else None
+    assert await reader.supply(fresh=True) is None
+    assert "nodes cannot be understood, so no GPU can be granted: " in caplog.text
+    fake.before_read = lambda _: None
+    assert room(await look(reader)) == 50
 
 
 async def test_where_pods_are_said_not_to_be_there_nothing_is_taken_for_free(
