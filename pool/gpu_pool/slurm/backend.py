@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
@@ -213,13 +214,15 @@ class SlurmBackend(Backend):
         if not known and not shown:
             return
         live = {lease.id for lease in await living()}
-        for lease_id in known - live:
-            await self._end(lease_id)
+        ending = [partial(self._end, lease_id) for lease_id in sorted(known - live)]
         for name, number in shown.items():
             if name.removeprefix(self._name("")) not in live and number in self.watch.jobs:
-                await self._cancel(number, name)
-        if self._jobs:
-            self.watch.keep()
+                ending.append(partial(self._cancel, number, name))
+        try:
+            await _each(ending)
+        finally:
+            if self._jobs:
+                self.watch.keep()
 
     async def observe(self, living: Callable[[], Awaitable[Sequence[Lease]]]) -> LeasesObserved:
         """Return whose jobs Slurm has ended, and whose have begun."""
@@ -481,6 +484,24 @@ class SlurmBackend(Backend):
 
     def _name(self, lease_id: str) -> str:
         return f"gpu-pool-{self._mark}-{lease_id}"
+
+
+async def _each(works: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Do all of these, one after the other. Raises the first error once each was tried.
+
+    Where Slurm does not answer at all the rest are left for later: each would take as long.
+    """
+    errors: list[Exception] = []
+    for work in works:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001, PERF203 - the rest is tried first; it takes longer
+            get_logger().warning("A job that is to end is not cancelled yet: %s", error)
+            errors.append(error)
+            if isinstance(error, PoolUnreachable) and not isinstance(error.__cause__, NotAllowed):
+                break
+    if errors:
+        raise errors[0]
 
 
 def _named(job: str) -> str:

@@ -168,16 +168,34 @@ class ReverseTunnels:
             tunnel.control.close()  # it has connected anew
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not tunnel.ports:
-            for name in NAMES:
-                tunnel.servers.append(await asyncio.start_server(_opener(tunnel, name), "127.0.0.1", 0))
-            ports = (int(server.sockets[0].getsockname()[1]) for server in tunnel.servers)
-            tunnel.ports = dict(zip(NAMES, ports, strict=True))
+            try:
+                await _listen_for(tunnel)
+            except OSError as error:  # too many files are open, say: the job connects again
+                get_logger().warning("The ports of a kernel's job cannot be reached yet: %s", error)
+                writer.close()
+                return
         tunnel.control = writer
         with suppress(OSError):
             await reader.read()  # it says nothing more: this ends with it
         writer.close()
         if tunnel.control is writer:
             tunnel.control = None
+
+
+async def _listen_for(tunnel: _Tunnel) -> None:
+    """Listen for whoever wants to reach a job, at a port for each of its own. Raises ``OSError``."""
+    servers: list[asyncio.Server] = []
+    try:
+        for name in NAMES:
+            server = await asyncio.start_server(_opener(tunnel, name), "127.0.0.1", 0)
+            servers.append(server)  # also of those before one that fails
+    except BaseException:
+        for server in servers:
+            server.close()
+        raise
+    tunnel.servers = servers
+    ports = (int(server.sockets[0].getsockname()[1]) for server in servers)
+    tunnel.ports = dict(zip(NAMES, ports, strict=True))
 
 
 def _opener(tunnel: _Tunnel, name: str) -> Callable[..., Coroutine[Any, Any, None]]:

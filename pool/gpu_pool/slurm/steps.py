@@ -184,14 +184,14 @@ def _look(job: str, node: JobNode) -> OtherNodes:
     try:
         told = ask(*node.step(job), "--chdir=/", *_LOOKS, environ=environment_of_looks(), within=_SAYS_WITHIN)
         said = json.loads(told.strip().splitlines()[-1])
+        devices = tuple(replace(read_device(each), node=node.name) for each in said["devices"])
+        shares = {str(uuid): int(share) for uuid, share in said["shares"].items()}
+        problems = {node.name: str(said["problem"])} if said["problem"] else {}
+        return OtherNodes({}, devices, shares, problems)
     except (NotAllowed, PoolUnreachable) as error:
         problem = error.message
-    except (ValueError, IndexError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         problem = "It does not say what it has."
-    else:
-        devices = tuple(replace(read_device(each), node=node.name) for each in said["devices"])
-        problems = {node.name: said["problem"]} if said["problem"] else {}
-        return OtherNodes({}, devices, said["shares"], problems)
     get_logger().warning("The GPUs of %s are left out: %s", node.name, problem)
     return OtherNodes(problems={node.name: problem})
 

@@ -87,9 +87,14 @@ class JobQueueWatch:
         """Look from now on, for some time; it ends by itself once this is not called any more."""
         self._asked_at = time.monotonic()
         with self._lock:
-            if not self._is_running:
-                self._is_running = True
+            if self._is_running:
+                return
+            try:
                 threading.Thread(target=self._run, name="gpu-pool-slurm-queue", daemon=True).start()
+            except RuntimeError as error:  # there may be no thread more for now
+                self._note_trouble(error)
+            else:
+                self._is_running = True
 
     def keep_free_types(self, partition: str) -> None:
         """Look at what is free as well, now and then and for some time."""
@@ -101,7 +106,20 @@ class JobQueueWatch:
         self._woken.set()
 
     def look(self) -> None:
-        """Look now. Blocks."""
+        """Look now; what is wrong with that is noted. Blocks."""
+        try:
+            self._look()
+        except Exception as error:  # noqa: BLE001 - one look that fails must not be the last
+            self._note_trouble(error)
+        finally:
+            self.looks += 1
+
+    def _note_trouble(self, error: Exception) -> None:
+        if not self.trouble:
+            get_logger().warning("Slurm's queue is not known.", exc_info=error)
+        self.trouble = f"Slurm's queue cannot be looked at: {type(error).__name__}: {error}."
+
+    def _look(self) -> None:
         try:
             found = read_jobs(ask("squeue", "--noheader", "--all", f"--format={SQUEUE_FORMAT}"))
         except (PoolUnreachable, NotAllowed) as error:
@@ -110,7 +128,6 @@ class JobQueueWatch:
             self.trouble = error.message
         else:
             self.jobs, self.trouble = found, ""
-        self.looks += 1
         now = time.monotonic()
         if now > self._own_at + _NAMES_EVERY and not self.trouble:
             self._own_at = now
@@ -124,6 +141,14 @@ class JobQueueWatch:
                 self.free_types = read_free_types(printed, self._partition)
 
     def _run(self) -> None:
+        try:
+            self._look_now_and_then()
+        except BaseException:
+            with self._lock:  # the next who asks has it begun again
+                self._is_running = False
+            raise
+
+    def _look_now_and_then(self) -> None:
         while True:
             with self._lock:
                 if time.monotonic() > self._asked_at + _IDLE:

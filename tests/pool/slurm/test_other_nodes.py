@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from gpu_pool.slurm import launching, steps
 from gpu_pool.slurm.steps import JobNode, OtherNodes, StepHost
+from gpu_pool.store.device_table import write_device
 from gpu_pool.store.errors import StoreUnusable
 from gpu_pool_client import WHOLE, KernelCommand, Lease, LeaseState, PodPhase, PoolUnreachable, Slice
 from support.jupyter_env import eventually
@@ -181,6 +183,50 @@ class _Pool:
     async def living(self, lease_id: str) -> Lease:
         self.asked += 1
         return _held()
+
+
+_SCONTROL = """#!/bin/sh
+case "$*" in
+    *hostnames*) printf 'n1\\nn2\\nn3\\n';;
+    *) echo "JobId=7 NodeList=n[1-3] Nodes=n[1-3] CPU_IDs=0-1 Mem=0 GRES=gpu:1(IDX:0)";;
+esac
+"""
+_SRUN = """#!/bin/sh
+case "$*" in
+    *=n2*) echo '{odd}';;
+    *) echo '{{"devices": [{device}], "shares": {{"GPU-3": 1000}}, "problem": ""}}';;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "0",
+        "[]",
+        '{"version": 2}',
+        '{"devices": [{"odd": 1}], "shares": {}, "problem": ""}',
+        '{"devices": [], "shares": [], "problem": ""}',
+        '{"devices": [], "shares": {"GPU-2": null}, "problem": ""}',
+        "[" * 20_000,
+    ],
+)
+def test_a_node_that_says_something_odd_is_left_out_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    device = json.dumps(write_device(replace(V100, uuid="GPU-3")))
+    for name, text in (
+        ("scontrol", _SCONTROL),
+        ("sinfo", "#!/bin/sh\n"),
+        ("srun", _SRUN.format(odd=odd, device=device)),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = steps.find_other_nodes("7", "n1")
+    assert found.problems == {"n2": "It does not say what it has."}
+    assert [each.node for each in found.devices] == ["n3"]
+    assert found.shares == {"GPU-3": WHOLE}
 
 
 async def test_whoever_follows_a_step_asks_the_pool_only_where_there_is_news(

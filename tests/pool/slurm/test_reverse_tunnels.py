@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -120,6 +122,27 @@ async def test_an_address_at_which_nothing_answers_keeps_no_other_from_being_tri
             assert (seen, told["addresses"]) == (["control", "it was given up"], ["127.0.0.1", "127.0.0.2"])
             writer.close()
             await left.wait()
+
+
+async def test_a_job_is_reached_once_there_are_ports_for_it(
+    tunnels: ReverseTunnels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, start, made = await _told(tunnels, "1-a"), asyncio.start_server, list[asyncio.Server]()
+
+    async def refused(*args: Any, **options: Any) -> asyncio.Server:
+        if len(made) == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(await start(*args, **options))
+        return made[-1]
+
+    with monkeypatch.context() as full:
+        full.setattr(asyncio, "start_server", refused)
+        _, writer = await reverse_tunnel.dial(told, "control")
+        await eventually(lambda: len(made) == 2 and not any(each.is_serving() for each in made))
+        writer.close()
+    serving = asyncio.create_task(reverse_tunnel.serve(told))
+    assert set(await _connected(tunnels, "1-a")) == set(NAMES)
+    await _end(serving)
 
 
 async def test_a_server_that_several_addresses_lead_to_has_one_connection(tunnels: ReverseTunnels) -> None:
