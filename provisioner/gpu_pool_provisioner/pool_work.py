@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from gpu_pool_client import (
     Activity,
@@ -43,6 +43,8 @@ from gpu_pool_provisioner.wait_log import WaitLog
 
 if TYPE_CHECKING:  # few kernels sleep
     from gpu_pool_provisioner.hibernation.kept import KeptKernel
+
+T = TypeVar("T")
 
 #: Seconds in which it changes a size: the process that used the slice has ended, which is forgiven that long.
 _RESIZED_WITHIN: Final = 5.0
@@ -117,9 +119,9 @@ class PoolWork:
             case effects.ResizeQueued():
                 return self._resize_queued(work.request)
             case effects.Park():
-                return self._at_its_end(self._park(yields=work.yields))
+                return self.at_its_end(self._park(yields=work.yields))
             case effects.ParkAgain():
-                return self._at_its_end(self._park_again())
+                return self.at_its_end(self._park_again())
             case effects.Resume():
                 return self._resume(work.lease)
             case effects.FollowLease():
@@ -379,7 +381,7 @@ class PoolWork:
         except GpuPoolError:
             return False
 
-    async def _at_its_end(self, asks: Coroutine[Any, Any, events.Event]) -> events.Event:
+    async def at_its_end(self, asks: Coroutine[Any, Any, T]) -> T:
         """Return what comes of asking; where the kernel's server ends, in time for it to go to disk.
 
         Raises ``PoolUnreachable`` where the pool has not answered by then.

@@ -48,19 +48,25 @@ def shared_pool(url: str) -> Pool:
 
 async def retry(
     ask: Callable[[], Awaitable[T]],
-    tell: Callable[[PoolUnreachable | OverQuota], None],
+    tell: Callable[[GpuPoolError], None],
     limit: float | None = None,
+    *,
+    has_kernel: bool = False,
 ) -> T:
     """Ask a pool until it answers; ``tell`` why it does not. What else it raises is raised.
 
-    With a ``limit``, ``PoolUnreachable`` is raised once it has been away for so many seconds.
+    With a ``limit``, ``PoolUnreachable`` is raised once it has been away for so many seconds. Of a lease that
+    ``has_kernel`` only ``LeaseGone`` and ``BadRequest`` are: no other error is to end a kernel.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
         try:
             return await ask()
-        except NOT_NOW as error:  # noqa: PERF203 - what is waited for takes seconds
+        except GpuPoolError as error:  # noqa: PERF203 - what is waited for takes seconds
+            is_final = not has_kernel or isinstance(error, (LeaseGone, BadRequest))
+            if is_final and not isinstance(error, NOT_NOW):
+                raise
             is_over = limit is not None and loop.time() >= began + limit
             if is_over and isinstance(error, PoolUnreachable):
                 waited = f"This kernel has waited for it for {format_duration(limit or 0.0)}."

@@ -373,15 +373,20 @@ class KernelWork:
             return events.NotHibernated(_NOT_KEPT)
         try:
             # Where nobody says it, CRIU refuses a kernel that has a GPU's device open (criu's files.c).
-            if not without_pool and await self._pool.keeps_on_device():
+            if not without_pool and await self._pool.at_its_end(self._pool.keeps_on_device()):
                 return events.NotHibernated(texts.USES_GPU)
-            if not await run.relay.is_idle(_ANSWERS_WITHIN):
-                return events.NotHibernated()
-            if not without_pool:
-                await run.keep_lease()
         except GpuPoolError as error:
-            get_logger().info("A kernel that was to sleep stays awake: %s", error)
+            if not self._sleeps_without_pool(error):
+                return events.NotHibernated()
+            without_pool = True
+        if not await run.relay.is_idle(_ANSWERS_WITHIN):
             return events.NotHibernated()
+        try:
+            if not without_pool:
+                await self._pool.at_its_end(run.keep_lease())
+        except GpuPoolError as error:
+            if not self._sleeps_without_pool(error):
+                return events.NotHibernated()
         if kept.record is not None:
             await self._note(kept, kept.record, run)
         run.relay.run_silently(_CLOSE)
@@ -396,6 +401,14 @@ class KernelWork:
             return await self._stays_awake(kept, run, str(error))
         return events.Hibernated(-(-size // _MIB))
 
+    def _sleeps_without_pool(self, error: GpuPoolError) -> bool:
+        """Whether a kernel goes to disk whose pool has failed: its server ends, and it would be lost."""
+        parking = self._driver.session.parking
+        server_ends = parking is not None and parking.server_ends
+        does = "goes to disk without its pool" if server_ends else "stays awake"
+        get_logger().info("A kernel that was to sleep %s: %s", does, error)
+        return server_ends
+
     async def _note(self, kept: KeptKernel, record: KernelRecord, run: ProcessRun) -> None:
         """Note what another server must know that goes on with the kernel, and what its user reads of it."""
         if self._driver.on_slice is not None:
@@ -409,7 +422,7 @@ class KernelWork:
     async def _stays_awake(self, kept: KeptKernel, run: ProcessRun, why: str) -> events.Event:
         """Connect again to a kernel that was not written to disk."""
         try:
-            await run.answers_again(self.kernel, run.relay)
+            await run.answers_again(self.kernel, run.relay, stayed=True)
         except Exception as error:  # noqa: BLE001 - nothing that waits is left waiting
             get_logger().error("A kernel that was to sleep has ended: %s (%r)", why, error)
             kept.end()

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from gpu_pool_client import LeaseState
+from gpu_pool_client import GpuPoolError, Lease, LeaseState, Process
 from gpu_pool_provisioner.session import State, events
 from support.frontend import Cell, Frontend, frontend, page_of, printed
 from support.jupyter_env import JupyterEnv, Managers, eventually, is_running, kill
@@ -398,6 +399,49 @@ async def test_a_kernel_with_an_open_connection_stays_awake_and_says_why(
         assert f"stayed awake: it has an open connection to 127.0.0.1 port {port}: it can sleep once" in told
         assert not images(jupyter_env)
     listening.close()
+
+
+async def test_one_that_stays_awake_goes_on_while_its_pool_fails(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach, failed = jupyter_env.pool.attach, list[Process]()
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    async def fails_at_kernels(lease_id: str, process: Process, **more: Any) -> None:
+        if state(km) is State.HIBERNATING and process != Process.current() and len(failed) < 2:
+            failed.append(process)
+            raise GpuPoolError("Internal error in the pool.")
+        await attach(lease_id, process, **more)
+
+    async with sleeper(jupyter_env, manager) as (km, page):
+        port = listening.getsockname()[1]
+        monkeypatch.setattr(jupyter_env.pool, "attach", fails_at_kernels)
+        await printed(page, f"import socket; there = socket.create_connection(('127.0.0.1', {port}))")
+        await tried_to_sleep(km)
+        assert f"{port}\n" in await printed(page, "print(there.getpeername()[1])")
+    assert len(failed) == 2
+    listening.close()
+
+
+async def test_one_on_disk_stays_there_while_its_pool_fails(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, watch = asyncio.Event(), jupyter_env.pool.watch
+
+    async def fails_once_on_disk(lease_id: str) -> AsyncIterator[Lease]:
+        async for lease in watch(lease_id):
+            yield lease
+            if images(jupyter_env) and not failed.is_set():
+                failed.set()
+                raise GpuPoolError("Internal error in the pool.")
+
+    monkeypatch.setattr(jupyter_env.pool, "watch", fails_once_on_disk)
+    async with sleeper(jupyter_env, manager) as (km, page):
+        await printed(page, "kept = 41")
+        await asleep(km)
+        await eventually(failed.is_set)
+        assert await printed(page, "print(kept)") == "41\n"
+    await km.shutdown_kernel()
 
 
 async def test_a_kernel_that_may_sleep_ends_with_its_server(jupyter_env: JupyterEnv) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from gpu_pool_client import LeaseState, PoolUnreachable
+from gpu_pool_client import GpuPoolError, LeaseState, PoolUnreachable
 from gpu_pool_client._background import in_background
 from gpu_pool_provisioner.hibernation.program.gpu_pool_hibernation.running import KERNEL
 from gpu_pool_provisioner.session import State
@@ -241,19 +242,29 @@ async def test_a_large_one_goes_to_disk_after_a_small_one_and_is_told_of_where_i
         assert "it ended with its server. It was not on disk within 12 seconds." in told
 
 
-async def test_one_whose_pool_is_away_when_its_server_ends_goes_to_disk_all_the_same(
-    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("parked", [False, True], ids=["with its slice", "parked"])
+@pytest.mark.parametrize("error", [PoolUnreachable, GpuPoolError], ids=["away", "broken"])
+async def test_one_whose_pool_fails_when_its_server_ends_goes_to_disk_all_the_same(
+    jupyter_env: JupyterEnv,
+    manager: Managers,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[GpuPoolError],
+    parked: bool,
 ) -> None:
     async def away(*_: object, **__: object) -> None:
-        raise PoolUnreachable("The GPU pool does not answer.", may_pass=True)
+        raise error("The GPU pool does not do that.")
 
     kernel = install(jupyter_env, hibernate_after=0.0)
     async with notebook(jupyter_env, manager, kernel) as (km, page):
         await printed(page, "kept = 41")
+        if parked:
+            await in_background(km.provisioner.driver.give_back())
+            await eventually(lambda: km.provisioner.session.state is State.PARKED)
         with monkeypatch.context() as patch:
             for verb in ("activity", "attach", "get_lease", "park"):
                 patch.setattr(type(jupyter_env.pool), verb, away)
             assert await km.provisioner.leave_image() == ""
         await km.shutdown_kernel()
     await eventually(jupyter_env.is_empty)
+    gc.collect()  # a server that ends holds nothing; what it holds here goes with what has caught the error
     await is_left_to_the_next(jupyter_env, manager, kernel)

@@ -100,14 +100,17 @@ class HeldLease:
     #: Whether the slice was not there at once, so that its wait is over now.
     has_waited: bool
 
-    async def attach(self, process: Process, *, ready_within: float | None = None, grace: float) -> None:
+    async def attach(
+        self, process: Process, *, ready_within: float | None = None, grace: float, has_kernel: bool = False
+    ) -> None:
         """Attach the lease to the kernel's process, which has yet to answer within so many seconds, if any.
 
         Tries again while the pool cannot answer. Raises ``LeaseGone``, and ``PoolUnreachable`` after the
-        outage's timeout.
+        outage's timeout. Where it ``has_kernel``, which is not to end, it tries until the pool does as asked.
         """
         attach = partial(self.pool.attach, self.id, process, ready_within=ready_within, grace=grace)
-        await retry(attach, self._note_fault, self.outage_timeout)
+        limit = None if has_kernel else self.outage_timeout
+        await retry(attach, self._note_fault, limit, has_kernel=has_kernel)
 
     def _note_fault(self, error: GpuPoolError) -> None:
         get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self.pool.url, error)

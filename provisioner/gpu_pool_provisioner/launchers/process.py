@@ -83,10 +83,11 @@ class ProcessRun(KernelRun):
             raise
         return introduction
 
-    async def answers_again(self, kernel: ProxiedKernel, before: Relay) -> None:
+    async def answers_again(self, kernel: ProxiedKernel, before: Relay, *, stayed: bool = False) -> None:
         """Connect to a kernel that goes on, and tie its lease to it; ``before`` is its relay until then.
 
-        Raises ``NotReadyError`` where it does not, and the pool's errors.
+        Raises ``NotReadyError`` where it does not, and the pool's errors; of one that has ``stayed`` awake
+        only ``LeaseGone`` and ``BadRequest``.
         """
         process = Process.of(self._pid)
         try:
@@ -94,7 +95,7 @@ class ProcessRun(KernelRun):
         except asyncio.TimeoutError:
             raise NotReadyError("it does not answer.") from None
         assert process is not None
-        await self._while_alive(self._lease.attach(process, grace=kernel.grace))
+        await self._while_alive(self._lease.attach(process, grace=kernel.grace, has_kernel=stayed))
         self.relay.go_on(before)
 
     def on(self, pid: int) -> ProcessRun:
