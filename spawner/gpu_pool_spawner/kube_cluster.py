@@ -186,19 +186,22 @@ class ClusterReader:
 
     async def _read(self) -> ClusterSupply | None:
         nodes = await list_all(self._api, NODES, cached=True)
-        if time.monotonic() - self._classes_at > _FRESH_CLASSES:
-            self._classes = await list_sources(self._api, _CLASSES, _warn_unreadable, cached=True)
-            self._classes_at = time.monotonic()
-        asked = _CLAIMS if self._classes["device_classes"] else ()
+        classes, classes_at = self._classes, self._classes_at
+        if time.monotonic() - classes_at > _FRESH_CLASSES:
+            classes = await list_sources(self._api, _CLASSES, _warn_unreadable, cached=True)
+            classes_at = time.monotonic()
+        asked = _CLAIMS if classes["device_classes"] else ()
         claims = await list_sources(self._api, asked, _warn_unreadable, cached=True)
-        shown, now = Cluster.read(nodes, **self._classes, **claims), time.monotonic()
+        pods = await list_pods(self._api, _warn_unreadable, cached=True)
+        # Not before pods were read, which every cluster has: until then a gateway may have answered.
+        self._classes, self._classes_at = classes, classes_at
+        shown, now = Cluster.read(nodes, **classes, **claims), time.monotonic()
         choice, _, self._known = choose_with_memory(
             self._known, shown, self._options, self._dialect, now, _AWAY_FOR
         )
         _warn(str(choice))
         if choice.dialect is None:
             return None
-        pods = await list_pods(self._api, _warn_unreadable, cached=True)
         return ClusterSupply(choice.dialect, pods, away(self._known))
 
 

@@ -151,6 +151,20 @@ async def test_whatever_keeps_the_cluster_from_being_read_nothing_is_known_and_t
     assert room(await look(reader)) == 50
 
 
+def no_such_group(kind: str) -> web.Response | None:
+    """Answer as an API server does that has no version of a group, such as DRA's."""
+    return web.Response(status=404, text="404 page not found\n") if kind == "deviceclasses" else None
+
+
+async def test_a_cluster_without_a_group_of_objects_has_gpus_all_the_same(
+    fake: FakeKubernetes, reader: ClusterReader
+) -> None:
+    fake.put("nodes", shown())
+    fake.absent.clear()
+    fake.before_read = no_such_group
+    assert room(await look(reader)) == 50
+
+
 async def test_where_pods_are_said_not_to_be_there_nothing_is_taken_for_free(
     fake: FakeKubernetes, reader: ClusterReader
 ) -> None:

@@ -151,6 +151,9 @@ async def _list_readable(
             if refused.status != _NOT_FOUND:
                 note(f"{path.rpartition('/')[2]} cannot be read: {refused.message}")
                 return []
+        except ApiAway as away:  # so answers an API server that has no version of a group, such as DRA's
+            if required or not away.no_such_path:
+                raise
     return []
 
 
