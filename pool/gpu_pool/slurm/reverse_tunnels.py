@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
 import socket
+import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from gpu_pool_client import BadRequest
 from gpu_pool_client._background import background_loop
+from gpu_pool_client._forks import close_in_children
 from gpu_pool_client._log import get_logger
 
 T = TypeVar("T")
@@ -47,6 +50,31 @@ class _Tunnel:
     awaited: dict[str, asyncio.Future[_Streams]] = field(default_factory=dict)
 
 
+class _Sockets:
+    """Sockets of jobs' tunnels, of which a child that is forked from this process is to have none.
+
+    A job takes its connection for a sign that its server lives, which may have been killed.
+    """
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[asyncio.StreamWriter | asyncio.Server] = weakref.WeakSet()
+
+    def add(self, opened: asyncio.StreamWriter | asyncio.Server) -> None:
+        """Have it closed in children, for as long as anybody has it."""
+        self._all.add(opened)
+
+    def close(self) -> None:
+        """Let go of them in a child, not telling their transports: the selector is the parent's, too."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for opened in list(self._all):
+            one = opened.sockets if isinstance(opened, asyncio.Server) else [opened.get_extra_info("socket")]
+            for each in one:
+                if each.fileno() >= 0:
+                    os.dup2(nothing, each.fileno(), inheritable=False)
+        os.close(nothing)
+        self._all.clear()
+
+
 class ReverseTunnels:
     """Listens for jobs, from the first that may connect on, in a thread of its own.
 
@@ -62,6 +90,9 @@ class ReverseTunnels:
         self._server: asyncio.Server | None = None
         self._tunnels: dict[str, _Tunnel] = {}
         self._unknown = 0
+        #: What a job would take for a sign of this process's life.
+        self._sockets = _Sockets()
+        close_in_children(self._sockets)
 
     async def expect(self, name: str) -> Mapping[str, Any]:
         """Return what the job of this name needs to connect: ``port``, ``name`` and ``key``.
@@ -113,6 +144,7 @@ class ReverseTunnels:
         for port in self._ports:
             with suppress(OSError):
                 self._server = await asyncio.start_server(self._accept, None, port, family=socket.AF_INET)
+                self._sockets.add(self._server)
                 return self._server
         raise BadRequest(
             f"None of the {len(self._ports)} ports is free at which jobs were to connect to this server.",
@@ -122,6 +154,7 @@ class ReverseTunnels:
     # -- Jobs that connect ---------------------------------------------------------
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._sockets.add(writer)
         if self._unknown >= _MOST_UNKNOWN:
             writer.close()
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -28,6 +29,15 @@ _KNOWN = OtherNodes({"n2": _NODE}, (_GPU,), {_GPU.uuid: WHOLE})
 _HALF = replace(_KNOWN, nodes={"n2": _NODE, "n3": _SILENT}, problems={"n3": "It is silent."})
 
 Answer = Callable[[OtherNodes], OtherNodes]
+
+
+def pipes() -> set[str]:
+    """Return the pipes that this process has."""
+    found: set[str] = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that with which they were listed
+            found.add(str(each.readlink()))
+    return {each for each in found if each.startswith("pipe:")}
 
 
 @pytest.fixture
@@ -183,6 +193,38 @@ class _Pool:
     async def living(self, lease_id: str) -> Lease:
         self.asked += 1
         return _held()
+
+
+async def test_a_child_of_its_server_keeps_no_step_alive(
+    store: Path, finds: list[OtherNodes | Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the server's own end of a pipe tells a step that it lives."""
+    programs = store.parent.parent / "programs"
+    programs.mkdir()
+    (programs / "srun").write_text("#!/bin/sh\nexec sleep 600\n")
+    (programs / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(store.parent.parent / "data"))
+    finds.append(_KNOWN)
+    host, before = StepHost("7", "n1", store), pipes()
+    host.pool = _Pool()  # type: ignore[assignment]
+    host.look()
+    held = _held()
+    await host.launch(held, _KERNEL, None)
+    ours = pipes() - before
+    assert ours
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, b"yes" if pipes() & ours else b"no")
+        finally:
+            os._exit(0)
+    await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.read(reader, 3) == b"no"
+    os.close(reader)
+    os.close(writer)
+    await host.end(held.id)
 
 
 _SCONTROL = """#!/bin/sh

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,18 @@ async def tunnels() -> AsyncIterator[ReverseTunnels]:
     found = ReverseTunnels()
     yield found
     await found.close()
+
+
+def sockets() -> list[tuple[Any, Any]]:
+    """Return the sockets that this process has, each by its own address and the other's, if it has one."""
+    found: list[tuple[Any, Any]] = []
+    for number in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
+            try:
+                found.append((each.getsockname(), each.getpeername()))
+            except OSError:
+                found.append((each.getsockname(), None))
+    return found
 
 
 async def _told(tunnels: ReverseTunnels, name: str, port: int = 0) -> dict[str, Any]:
@@ -143,6 +158,30 @@ async def test_a_job_is_reached_once_there_are_ports_for_it(
     serving = asyncio.create_task(reverse_tunnel.serve(told))
     assert set(await _connected(tunnels, "1-a")) == set(NAMES)
     await _end(serving)
+
+
+async def test_a_child_of_the_server_keeps_no_connection_to_a_job(tunnels: ReverseTunnels) -> None:
+    """A job ends once its server has: what it had forked, and lives on, is not its server."""
+    _, writer = await reverse_tunnel.dial(await _told(tunnels, "1-a"), "control")
+    await _connected(tunnels, "1-a")
+    here, there = (writer.get_extra_info(name) for name in ("sockname", "peername"))
+
+    def has_any() -> bool:
+        return any(each in ((there, here), (("0.0.0.0", there[1]), None)) for each in sockets())
+
+    reader, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(told, b"yes" if has_any() else b"no")
+        finally:
+            os._exit(0)
+    await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.read(reader, 3) == b"no"
+    assert has_any()
+    os.close(reader)
+    os.close(told)
+    writer.close()
 
 
 async def test_a_server_that_several_addresses_lead_to_has_one_connection(tunnels: ReverseTunnels) -> None:
