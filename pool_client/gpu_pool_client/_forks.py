@@ -31,6 +31,24 @@ def close_in_children(what: SupportsClose) -> None:
     _not_for_children.add(what)
 
 
+class OwnFile:
+    """An open file of this process alone, until :meth:`close`, or until nobody has this object any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Take the descriptor."""
+        self._descriptor = descriptor
+        #: Close it. May be repeated.
+        self.close = weakref.finalize(self, os.close, descriptor)
+        self.close.atexit = False  # it goes with the process, whose threads may use it until then
+        close_in_children(self)
+
+    def fileno(self) -> int:
+        """Return its descriptor. Raises ``ValueError`` once that is closed, and may be another file's."""
+        if not self.close.alive:
+            raise ValueError("The file is closed.")
+        return self._descriptor
+
+
 def _close() -> None:
     for each in list(_not_for_children):
         with suppress(OSError):  # somebody has closed what it names: the others are to be closed all the same

@@ -22,11 +22,10 @@ import tempfile
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_pool_client._forks import close_in_children
+from gpu_pool_client._forks import OwnFile
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.folders import HeldFolder
 
@@ -69,7 +68,7 @@ class ResizeRequests:
             held.close()
             raise
         #: By which the kernel is told of changes; none where it is not.
-        self._changes: list[FileIO] = []
+        self._changes: list[OwnFile] = []
         #: Hears no more. May be called repeatedly, by any thread.
         self.close = weakref.finalize(self, _release, loop, self._pipe, held, self._changes, os.getpid())
         self._task: asyncio.Task[None] | None = None
@@ -143,18 +142,16 @@ def accept_resize_requests(connection_file: str, loop: asyncio.AbstractEventLoop
         return None
 
 
-def _opened(pipe: Path) -> FileIO:
+def _opened(pipe: Path) -> OwnFile:
     """Open a pipe for reading and writing, of this process alone. Raises ``OSError``.
 
     By a child that was forked, the kernel would find somebody there after this process has been killed.
     """
-    file = FileIO(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "r+")
-    close_in_children(file)
-    return file
+    return OwnFile(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
 
 
 def _add_reader(
-    loop: asyncio.AbstractEventLoop, pipe: FileIO, resize_requests: weakref.ref[ResizeRequests]
+    loop: asyncio.AbstractEventLoop, pipe: OwnFile, resize_requests: weakref.ref[ResizeRequests]
 ) -> None:
     # The loop must not keep alive what nobody else needs any more.
     def hear() -> None:
@@ -167,7 +164,7 @@ def _add_reader(
 
 
 def _release(
-    loop: asyncio.AbstractEventLoop, pipe: FileIO, folder: HeldFolder, changes: list[FileIO], pid: int
+    loop: asyncio.AbstractEventLoop, pipe: OwnFile, folder: HeldFolder, changes: list[OwnFile], pid: int
 ) -> None:
     if os.getpid() != pid:  # a forked child has none of it, and the loop is its parent's
         return
@@ -181,7 +178,7 @@ def _release(
         loop.call_soon_threadsafe(_close_pipe, loop, pipe)
 
 
-def _close_pipe(loop: asyncio.AbstractEventLoop, pipe: FileIO) -> None:
+def _close_pipe(loop: asyncio.AbstractEventLoop, pipe: OwnFile) -> None:
     loop.remove_reader(pipe)
     pipe.close()
 

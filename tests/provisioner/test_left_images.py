@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_pool_provisioner.hibernation import giving_way, left
-from gpu_pool_provisioner.hibernation.calling import MissingRoom, Program
+from gpu_pool_provisioner.hibernation.calling import MissingRoom, Program, ProgramRefused
 from gpu_pool_provisioner.hibernation.left import KernelRecord, LeftImage, Owner
 
 ADA = Owner(os.getuid(), "ada", "/home/ada/week1.ipynb", "python3-gpu")
@@ -162,7 +162,8 @@ def test_of_two_that_remove_one_and_hold_it_none_holds_what_is_gone(program: Pro
 def test_none_is_taken_from_a_folder_where_others_write(program: Program) -> None:
     leave(program)
     Path(program.folder).chmod(0o770)
-    assert left.claim(program, ADA) is None
+    with pytest.raises(ProgramRefused, match="is not root's alone"):
+        left.claim(program, ADA)
 
 
 @pytest.mark.parametrize("name", ["kernel.json", "note.json", "image/header.json"])

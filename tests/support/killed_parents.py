@@ -12,14 +12,13 @@ from contextlib import contextmanager, suppress
 
 from support.pools import running
 
-#: ``stay`` is what the process does last: it says what its child's parent was, in one line.
+#: ``stay`` is what the process does last: its child says that, in one line.
 _BEGINS = """
 import os, signal, sys
 def stay(said=""):
-    if not (child := os.fork()):
+    if not os.fork():
+        print(os.getpid(), said, flush=True)  # what is done in a forked child has been done by now
         os.close(sys.stdout.fileno())
-        signal.pause()
-    print(child, said, flush=True)
     signal.pause()
 """
 

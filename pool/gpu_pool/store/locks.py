@@ -22,13 +22,12 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from gpu_pool.store.errors import StoreUnusable, as_unusable
-from gpu_pool_client._forks import close_in_children
+from gpu_pool_client._forks import OwnFile
 
 # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -179,7 +178,7 @@ def _byte(kind: int, place: int) -> bytes:
 
 
 @functools.cache
-def _beat(path: Path, pid: int) -> tuple[int, FileIO]:  # noqa: ARG001 - a forked child needs its own
+def _beat(path: Path, pid: int) -> tuple[int, OwnFile]:  # noqa: ARG001 - a forked child needs its own
     # Never closed, and kept with the number: it must last until the process ends.
     file = _open_private(path)
     number = _PULSES + secrets.randbelow(_PULSES - 2)
@@ -187,7 +186,7 @@ def _beat(path: Path, pid: int) -> tuple[int, FileIO]:  # noqa: ARG001 - a forke
     return number, file
 
 
-def _open_private(path: Path) -> FileIO:
+def _open_private(path: Path) -> OwnFile:
     """Open a lock file that only this user can have made. Raises ``PermissionError`` for any other."""
     file = _open(path)
     found = os.fstat(file.fileno())
@@ -197,12 +196,9 @@ def _open_private(path: Path) -> FileIO:
     return file
 
 
-def _open(path: Path) -> FileIO:
+def _open(path: Path) -> OwnFile:
     """Open a lock file, whose locks end with this process also where a child forked from it lives on."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    file = FileIO(descriptor, "r+")
-    close_in_children(file)
-    return file
+    return OwnFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
 #: Seconds that an owner waits for those who have the store open just now, such as a command.
@@ -226,8 +222,8 @@ class Ownership:
         try:
             self._lock(path, fcntl.LOCK_EX if owner else fcntl.LOCK_SH)
             if owner:
-                self._file.truncate(0)
-                self._file.write(str(os.getpid()).encode())
+                os.truncate(self._file.fileno(), 0)
+                os.pwrite(self._file.fileno(), str(os.getpid()).encode(), 0)
         except BaseException:
             self._file.close()
             raise

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,14 @@ def sockets() -> list[tuple[Any, Any]]:
     """Return the sockets that this process has, each by its own address and the other's, if it has one."""
     found: list[tuple[Any, Any]] = []
     for number in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
-            try:
-                found.append((each.getsockname(), each.getpeername()))
-            except OSError:
-                found.append((each.getsockname(), None))
+        with contextlib.suppress(OSError):  # the one by which they were listed
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as each:
+                try:
+                    found.append((each.getsockname(), each.getpeername()))
+                except OSError:
+                    found.append((each.getsockname(), None))
     return found
 
 
