@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from support.pools import running
 
-#: ``stay`` is what the process does last: its child says that, in one line.
+#: ``stay`` is what the process does last: its child says a line then, when all is done that a fork brings.
 _BEGINS = """
 import os, signal, sys
 def stay(said=""):
