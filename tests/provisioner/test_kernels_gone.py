@@ -45,7 +45,8 @@ async def test_one_that_was_removed_meanwhile_is_told_of_in_its_notebook_once(
         assert "False" in told
         assert "Your kernel from today " in told
         assert "(1 variable, " in told
-        assert "is gone: it is no longer on disk, where nothing stays for long that nobody asks for" in told
+        why = "it is no longer on disk: it was removed, or nobody had asked for it for too long."
+        assert f"is gone: {why}" in told
         assert "is gone" not in await printed(found, "print(1)")
     async with notebook(jupyter_env, manager, kernel) as km, frontend(km) as found:
         assert await printed(found, "print(2)") == "2\n"

@@ -221,4 +221,5 @@ def test_a_user_sees_and_removes_their_own(ada: User, installation: Installation
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (ada.entry.pw_uid, 0o700)
     assert ada.call("remove", found["id"])["ok"]
     (said,) = served(ada, "print('kept' in globals())")
-    assert said.startswith("False\n")
+    assert "is gone: it is no longer on disk: it was removed" in said
+    assert said.endswith("False\n")

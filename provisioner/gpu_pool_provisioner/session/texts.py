@@ -124,10 +124,7 @@ A_NEWER_IS_HERE: Final = "this notebook has a newer one, which was left on disk 
 
 
 #: Why a kernel is gone that was left on disk, and that nobody has woken or removed in a notebook.
-NOT_ON_DISK: Final = (
-    "it is no longer on disk, where nothing stays for long that nobody asks for, and where whoever "
-    "administers this machine may remove it."
-)
+NOT_ON_DISK: Final = "it is no longer on disk: it was removed, or nobody had asked for it for too long."
 
 
 def not_left(why: str) -> str:
