@@ -195,10 +195,9 @@ class _Pool:
         return _held()
 
 
-async def test_a_child_of_its_server_keeps_no_step_alive(
-    store: Path, finds: list[OtherNodes | Answer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the server's own end of a pipe tells a step that it lives."""
+@pytest.fixture
+def host(store: Path, finds: list[OtherNodes | Answer], monkeypatch: pytest.MonkeyPatch) -> StepHost:
+    """Return what runs steps that last, on a node that is known."""
     programs = store.parent.parent / "programs"
     programs.mkdir()
     (programs / "srun").write_text("#!/bin/sh\nexec sleep 600\n")
@@ -206,10 +205,15 @@ async def test_a_child_of_its_server_keeps_no_step_alive(
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(store.parent.parent / "data"))
     finds.append(_KNOWN)
-    host, before = StepHost("7", "n1", store), pipes()
+    host = StepHost("7", "n1", store)
     host.pool = _Pool()  # type: ignore[assignment]
     host.look()
-    held = _held()
+    return host
+
+
+async def test_a_child_of_its_server_keeps_no_step_alive(host: StepHost) -> None:
+    """Only the server's own end of a pipe tells a step that it lives."""
+    held, before = _held(), pipes()
     await host.launch(held, _KERNEL, None)
     ours = pipes() - before
     assert ours
@@ -271,20 +275,9 @@ def test_a_node_that_says_something_odd_is_left_out_alone(
     assert found.shares == {"GPU-3": WHOLE}
 
 
-async def test_whoever_follows_a_step_asks_the_pool_only_where_there_is_news(
-    store: Path, finds: list[OtherNodes | Answer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = store.parent.parent / "programs"
-    programs.mkdir()
-    (programs / "srun").write_text("#!/bin/sh\nexec sleep 600\n")
-    (programs / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("JUPYTER_DATA_DIR", str(store.parent.parent / "data"))
-    finds.append(_KNOWN)
-    host = StepHost("7", "n1", store)
-    host.pool = pool = _Pool()  # type: ignore[assignment]
-    host.look()
-    held = _held()
+async def test_whoever_follows_a_step_asks_the_pool_only_where_there_is_news(host: StepHost) -> None:
+    held, pool = _held(), host.pool
+    assert isinstance(pool, _Pool)
     began = await host.launch(held, _KERNEL, None)
     assert (await host.follow(held.id, began.version, 1.0)).version == began.version
     assert pool.asked == 2  # at first, and at the end
