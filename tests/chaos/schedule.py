@@ -8,12 +8,11 @@ import random
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from chaos import points
 from chaos.laws import Laws
 from chaos.world import KINDS, SIZES, School, World, gone, spec_name
-from gpu_pool_client import Pool
 from support.jupyter_env import eventually
 
 #: Kernels in one server, at most.
@@ -157,15 +156,23 @@ class Schedule:
     async def empty(self) -> None:
         """End every kernel in peace; then nothing is held, waited for or running."""
 
-        async def is_empty() -> bool:
+        async def left() -> dict[str, Any]:
+            refused = {}
             for school in self.world.schools:
                 # Jupyter refuses to end a kernel that it is restarting.
                 for kernel in await school.kernels():
-                    await school.ask("DELETE", f"api/kernels/{kernel}")
+                    if await school.ask("DELETE", f"api/kernels/{kernel}") is None:
+                        refused[kernel] = await school.ask("GET", f"api/kernels/{kernel}")
             async with self.world.pool() as pool:
-                return await _is_empty(pool) and not self.world.kernels()
+                status = await pool.status()
+            found = {
+                "refused": refused,
+                "leases": [(each.id, each.state, each.holder) for each in (*status.leases, *status.queue)],
+                "running": self.world.kernels(),
+            }
+            return {name: each for name, each in found.items() if each}
 
-        await eventually(is_empty, within=_REST_WITHIN)
+        await eventually(left, lambda found: not found, within=_REST_WITHIN)
 
     async def strike_at(self, point: str) -> None:
         """Let kernels live through everything until somebody was killed at this point, and mend it."""
@@ -341,8 +348,3 @@ class Schedule:
 
     def _tell(self, words: str) -> None:
         self.told.append(words)
-
-
-async def _is_empty(pool: Pool) -> bool:
-    status = await pool.status()
-    return not status.leases and not status.queue

@@ -202,8 +202,12 @@ class Embedded(Ground):
         await self._pool.close()
 
     def asking(self) -> str:
-        opened = f"still_pool(Path({str(self.store)!r}), PoolSettings(**{self.settings()!r}))"
-        return f"from model.still import Path, PoolSettings, still_pool; pool = {opened}"
+        # Of those that share a store one keeps the pool in order: here the process that compares it with the
+        # model, so that a pass has been made whenever it looks. No other may take that up after a crash.
+        settings = f"PoolSettings(**{self.settings()!r}, tuning=Tuning(passes_every=None))"
+        opened = f"still_pool(Path({str(self.store)!r}), {settings})"
+        names = "from gpu_pool.tuning import Tuning; from model.still import Path, PoolSettings, still_pool"
+        return f"{names}; pool = {opened}"
 
     async def close(self) -> None:
         if self._pool is not None:
