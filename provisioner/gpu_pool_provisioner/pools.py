@@ -20,6 +20,7 @@ from gpu_pool_client import (
     connect,
     format_duration,
 )
+from gpu_pool_client._retries import Backoff
 
 T = TypeVar("T")
 
@@ -28,8 +29,8 @@ T = TypeVar("T")
 NOT_NOW: Final = (PoolUnreachable, OverQuota)
 #: Seconds between two looks; a grant is noticed that late at most, and at once for the first in the queue.
 _LOOK_EVERY: Final = 1.0
-#: Seconds to leave a pool alone that cannot answer now.
-RETRY_EVERY: Final = 2.0
+#: Seconds to leave a pool alone that cannot answer now, and one that has failed for long.
+RETRY_EVERY, _SELDOM = 2.0, 30.0
 
 #: The open pools, by URL and process: a forked child must not use its parent's.
 open_pools: Final[dict[tuple[str, int], Pool]] = {}
@@ -48,7 +49,7 @@ def shared_pool(url: str) -> Pool:
 
 async def retry(
     ask: Callable[[], Awaitable[T]],
-    tell: Callable[[GpuPoolError], None],
+    tell: Callable[[Exception], None],
     limit: float | None = None,
     *,
     has_kernel: bool = False,
@@ -56,23 +57,31 @@ async def retry(
     """Ask a pool until it answers; ``tell`` why it does not. What else it raises is raised.
 
     With a ``limit``, ``PoolUnreachable`` is raised once it has been away for so many seconds. Of a lease that
-    ``has_kernel`` only ``LeaseGone`` and ``BadRequest`` are: no other error is to end a kernel.
+    ``has_kernel`` only ``LeaseGone`` and ``BadRequest`` are: no other error is to end a kernel, whatever it
+    is. One that lasts is met more and more seldom.
     """
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    began, pauses = loop.time(), Backoff(RETRY_EVERY, _SELDOM)
     while True:
         try:
             return await ask()
-        except GpuPoolError as error:  # noqa: PERF203 - what is waited for takes seconds
-            is_final = not has_kernel or isinstance(error, (LeaseGone, BadRequest))
-            if is_final and not isinstance(error, NOT_NOW):
+        except Exception as error:
+            is_away = isinstance(error, NOT_NOW)
+            if not is_away and (not has_kernel or isinstance(error, (LeaseGone, BadRequest))):
                 raise
             is_over = limit is not None and loop.time() >= began + limit
             if is_over and isinstance(error, PoolUnreachable):
                 waited = f"This kernel has waited for it for {format_duration(limit or 0.0)}."
                 raise PoolUnreachable(f"{error.message} {waited}", error.remedy) from error
             tell(error)
-            await asyncio.sleep(RETRY_EVERY)
+            if is_away:
+                pauses.reset()
+        await pauses.wait()
+
+
+def words_of(error: Exception) -> str:
+    """Return what a pool has answered, or a fault of ours, in a sentence."""
+    return error.message if isinstance(error, GpuPoolError) else f"{type(error).__name__}: {error}."
 
 
 class QueueWatch:

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 
 import zmq
 
-from gpu_pool_client import EndReason, GpuPoolError, KernelCommand, Lease, Pool, Process
+from gpu_pool_client import EndReason, KernelCommand, Lease, Pool, Process
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.pools import retry
+from gpu_pool_provisioner.pools import retry, words_of
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import texts
@@ -112,9 +112,9 @@ class HeldLease:
         limit = None if has_kernel else self.outage_timeout
         await retry(attach, self._note_fault, limit, has_kernel=has_kernel)
 
-    def _note_fault(self, error: GpuPoolError) -> None:
-        get_logger().warning("The GPU pool at %s does not answer a kernel: %s", self.pool.url, error)
-        self.tell(self.starting(f"{error.message} Still trying."))
+    def _note_fault(self, error: Exception) -> None:
+        get_logger().warning("The GPU pool at %s does not answer a kernel: %r", self.pool.url, error)
+        self.tell(self.starting(f"{words_of(error)} Still trying."))
 
     def starting(self, progress: str = "") -> str:
         """Say that the slice is there and the kernel starts; ``progress`` says how far it is."""

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final, TypeVar
 
 from gpu_pool_client import (
-    BadRequest,
     Beginning,
     GpuPoolError,
     KernelCommand,
@@ -28,7 +27,7 @@ from gpu_pool_client._framework_caps import pod_caps
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.launchers.base import HeldLease, NotStartedError
 from gpu_pool_provisioner.launchers.supervised import PORT, SupervisorAway, SupervisorConnection
-from gpu_pool_provisioner.pools import RETRY_EVERY, retry
+from gpu_pool_provisioner.pools import NOT_NOW, retry, words_of
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
 from gpu_pool_provisioner.session.idling import taken
@@ -200,39 +199,28 @@ class LeasePod:
         Until the pod has run, raises what else the pool does. A kernel that runs goes on whatever that is: it
         ends with its lease, or with its pod.
         """
-        while True:
-            try:
-                answer = await retry(ask, self._note_fault)
-            except Exception as error:  # noqa: PERF203 - what is waited for takes seconds
-                is_gone = isinstance(error, (LeaseGone, BadRequest))
-                if is_gone or not self._address.done() or self.ended.done():
-                    raise
-                self._note_unforeseen(error)
-                await asyncio.sleep(RETRY_EVERY)
-            else:
-                if self._unforeseen:
-                    self._unforeseen = ""
-                    self._tell_trouble(_KNOWN_AGAIN)
-                return answer
-
-    def _note_unforeseen(self, error: Exception) -> None:
-        known = error.message if isinstance(error, GpuPoolError) else f"{type(error).__name__}: {error}."
-        if known != self._unforeseen:  # it is the same every time, for hours perhaps
-            self._unforeseen = known
-            get_logger().warning(
-                "The pool did not report the state of a kernel's pod or job.", exc_info=error
-            )
-            self._tell_trouble(_NOT_KNOWN.format(known))
+        is_running = self._address.done() and not self.ended.done()
+        answer = await retry(ask, self._note_fault, has_kernel=is_running)
+        if self._unforeseen:
+            self._unforeseen = ""
+            self._tell_trouble(_KNOWN_AGAIN)
+        return answer
 
     def _tell_trouble(self, words: str) -> None:
         if self.on_trouble is not None:
             self.on_trouble(words)
 
-    def _note_fault(self, error: GpuPoolError) -> None:
+    def _note_fault(self, error: Exception) -> None:
         """Take note of why the pool does not answer; it is asked again, and the pod goes on without us."""
-        get_logger().warning("The pool did not report the state of a kernel's pod or job: %s", error)
+        known = words_of(error)
         if not self._address.done():
-            self._held.tell(self._held.starting(f"{error.message} Still trying."))
+            self._held.tell(self._held.starting(f"{known} Still trying."))
+        elif not isinstance(error, NOT_NOW):
+            if known == self._unforeseen:  # it is the same every time, for hours perhaps
+                return
+            self._unforeseen = known
+            self._tell_trouble(_NOT_KNOWN.format(known))
+        get_logger().warning("The pool did not report the state of a kernel's pod or job: %r", error)
 
     # -- Its supervisor ----------------------------------------------------
 
