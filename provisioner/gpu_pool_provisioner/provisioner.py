@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -64,7 +64,7 @@ from gpu_pool_provisioner.environment import (
     variables_in_pod,
 )
 from gpu_pool_provisioner.forked import ForkedProcess
-from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
+from gpu_pool_provisioner.launchers.base import CannotSleepError, LaunchPlan, ProxiedKernel
 from gpu_pool_provisioner.launchers.process import ContinuedProcess, die_with_parent
 from gpu_pool_provisioner.pools import shared_pool
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
@@ -386,7 +386,6 @@ class GPUPoolProvisioner(SliceSettings):
             *(request, self._grace, self.outage_timeout),
             times=self.times,
             lease_id=lease_id,
-            hibernate_after=self.sleep.after,
         )
         name = self.notebook or kernel_name(self.kernel_spec.display_name)
         return SessionDriver(session, self.url, self.holder, name)
@@ -440,8 +439,8 @@ class GPUPoolProvisioner(SliceSettings):
         kwargs: dict[str, Any],
         lease: Lease,
         backend: BackendConnection,
-    ) -> int:
-        """Launch the kernel's process with its slice's environment; return its pid. Raises ``OSError``."""
+    ) -> tuple[int, events.Launched]:
+        """Launch the kernel's process with its slice's environment; see ``LaunchPlan``."""
         environment = kwargs["env"]
         on_slice = driver.on_slice = SliceEnvironment(backend.command(cmd), environment, lease)
         connection_file = self.parent.connection_file
@@ -462,17 +461,20 @@ class GPUPoolProvisioner(SliceSettings):
             "GPU_POOL_KERNEL_DIRS": os.pathsep.join(self.parent.kernel_spec_manager.kernel_dirs),
         }
         await self._end_previous()
-        await self.sleep.follow_terms(driver, lease.terms)
+        to_disk = await self.sleep.to_disk(lease.terms)
         if self._resize_requests is not None and lease.limit_mib and on_slice.takes_changes:
             self._resize_requests.open_changes()
         kwargs = {**kwargs, "env": {**environment, **ours}}
-        if self.sleep.is_for(driver) and backend.connection["transport"] == "ipc":
-            kept = await self.sleep.launch(driver, on_slice.command, kwargs, ours, backend)
-            if kept is not None:
+        told = ""
+        if to_disk is not None and backend.connection["transport"] == "ipc":
+            try:
+                kept = await self.sleep.launch(driver, on_slice.command, kwargs, ours, backend)
+            except CannotSleepError as error:
+                told = texts.starts_awake(str(error))
+            else:
                 # Signals go to the process that it has then.
                 self.process, self.pid, self.pgid = kept, kept.pid, None  # type: ignore[assignment]
-                return kept.pid
-        driver.session = replace(driver.session, can_hibernate=False, image_outlives_server=False)
+                return kept.pid, events.Launched(to_disk)
         warm = await self._fork_kernel(on_slice.command, kwargs) if self.preload is not None else None
         if warm is None:
             if not is_ipython(cmd):
@@ -483,7 +485,7 @@ class GPUPoolProvisioner(SliceSettings):
         else:
             self.process, self.pid, self.pgid = warm, warm.pid, warm.pid  # type: ignore[assignment]
         assert self.process is not None
-        return int(self.process.pid)
+        return int(self.process.pid), events.Launched(message=told)
 
     async def _end_previous(self) -> None:
         """Reap the previous process; kill it if it lives, as two concurrent restarts would orphan it."""

@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,8 +19,7 @@ from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import is_ipython
 from gpu_pool_provisioner.launchers.base import CannotSleepError
 from gpu_pool_provisioner.proxy.backend import BackendConnection
-from gpu_pool_provisioner.session import State, texts
-from gpu_pool_provisioner.session.session import OnDisk
+from gpu_pool_provisioner.session import State, events, texts
 from gpu_pool_provisioner.settings import SliceSettings
 from gpu_pool_provisioner.templates import Kind, templates
 
@@ -48,12 +46,6 @@ class Sleep:
     def is_asked_for(self) -> bool:
         """Whether its settings say that it is to."""
         return bool(self._settings.hibernate_after or self._settings.hibernate_with_server)
-
-    @property
-    def after(self) -> float | None:
-        """After how many seconds they say so; None for never."""
-        seconds = float(self._settings.hibernate_after) or None
-        return seconds if is_ipython(self._settings.kernel_spec.argv) else None
 
     @property
     def _program(self) -> Program:
@@ -91,14 +83,12 @@ class Sleep:
     # -- Its start ---------------------------------------------------------------
 
     async def begin(self, driver: SessionDriver, notebook: str, *, is_first: bool) -> None:
-        """Say to a session that begins whether its kernel may sleep, and which one another server has left.
+        """See whether the kernel of a session that begins may sleep, and which one another server has left.
 
         ``notebook`` is the path of its notebook. After the first start, none is looked for.
         """
         self._may = self.is_asked_for and await self._can()
-        if not self._may:
-            driver.session = replace(driver.session, hibernate_after=None)
-        elif self._settings.hibernate_with_server and not self._settings.is_unattended:
+        if self._may and self._settings.hibernate_with_server and not self._settings.is_unattended:
             await self._find_left(driver, notebook, is_first)
 
     async def _find_left(self, driver: SessionDriver, notebook: str, is_first: bool) -> None:
@@ -121,29 +111,23 @@ class Sleep:
             return
         if kept is not None and kept.image is not None:
             driver.kept, image, now = kept, kept.image, time.time()
-            on_disk = OnDisk(time.monotonic() - (now - image.record.at), image.mib)
-            driver.session = replace(
-                driver.session,
-                left=image.in_words(now),
-                on_disk=on_disk,
-                exit_message="\n".join(image.replaced),
-            )
+            on_disk = events.OnDisk(time.monotonic() - (now - image.record.at), image.mib)
+            found = events.LeftFound("\n".join(image.replaced), image.in_words(now), on_disk)
+            await in_background(driver.tell(found))
             # Frontends get the key with which the kernel goes on: what they say is relayed as it is.
             parent.session.key = kept.image.record.key.encode()
         elif told:
-            driver.session = replace(driver.session, exit_message=told)
+            await in_background(driver.tell(events.LeftFound(told)))
 
-    async def follow_terms(self, driver: SessionDriver, terms: Terms) -> None:
-        """Let the kernel that is about to begin sleep as its course says, where no setting does."""
-        if terms.hibernate_after is None or self._settings.hibernate_after:
-            return
-        if await self._can():
-            after = terms.hibernate_after
-            driver.session = replace(driver.session, hibernate_after=after, sleeps_by_terms=True)
+    async def to_disk(self, terms: Terms) -> events.ToDisk | None:
+        """Return how the kernel that is about to begin goes to disk: as the settings say, else as its course.
 
-    def is_for(self, driver: SessionDriver) -> bool:
-        """Whether the kernel that is about to begin may sleep."""
-        return self._may or bool(driver.session.hibernate_after)
+        None where it is to stay awake.
+        """
+        after, outlives = float(self._settings.hibernate_after) or None, self._owner is not None
+        if after is None and terms.hibernate_after is not None and await self._can():
+            return events.ToDisk(terms.hibernate_after, is_by_terms=True, outlives_server=outlives)
+        return events.ToDisk(after, outlives_server=outlives) if self._may else None
 
     async def launch(
         self,
@@ -152,11 +136,11 @@ class Sleep:
         kwargs: dict[str, Any],
         variables: dict[str, str],
         backend: BackendConnection,
-    ) -> KeptKernel | None:
+    ) -> KeptKernel:
         """Launch a kernel that may sleep on disk, or wake one that another server has left; return it.
 
-        None where none can be launched: it is to start as one that stays awake, and its user is told why.
-        ``variables`` are those of its slice. Raises ``OSError``, and ``CannotWakeError``.
+        ``variables`` are those of its slice. Raises ``CannotSleepError`` where none can be launched and one
+        that stays awake can; other ``OSError``, and ``CannotWakeError``.
         """
         from gpu_pool_provisioner.hibernation.kept import KeptKernel
         from gpu_pool_provisioner.hibernation.left import KernelRecord
@@ -177,29 +161,14 @@ class Sleep:
             try:
                 await kept.launch(cmd, kwargs["env"], kwargs.get("cwd"))
             except CannotSleepError as error:
-                self._stay_awake(driver, str(error))
-                return None
+                self.log_awake(str(error))
+                driver.kept = None
+                raise
         if self._settings.preload is not None:
             kept.note_process = templates().note_kernel
             kept.note_process(kept.pid)
         kept.record = record
-        outlives = record is not None
-        driver.session = replace(
-            driver.session,
-            can_hibernate=True,
-            image_outlives_server=outlives,
-            hibernate_after=driver.session.hibernate_after or self.after,
-        )
         return kept
-
-    def _stay_awake(self, driver: SessionDriver, why: str) -> None:
-        """Let the kernel that is about to begin be one that does not sleep; ``why`` is a sentence."""
-        self.log_awake(why)
-        driver.kept = None
-        told = "\n".join(filter(None, (driver.session.exit_message, texts.starts_awake(why))))
-        driver.session = replace(
-            driver.session, hibernate_after=None, sleeps_by_terms=False, exit_message=told
-        )
 
     async def _prepared(self, cmd: list[str], kwargs: dict[str, Any]) -> KeptKernel | None:
         """Return a prepared kernel; None where it must start cold."""

@@ -271,8 +271,9 @@ class KernelWork:
         launches = 0
         while True:
             launches += 1
-            run = self.run = await self._new_run(lease, held)
-            self._driver.post(events.Launched())
+            self.run, launched = await self._new_run(lease, held)
+            run = self.run
+            self._driver.post(launched)
             if self._driver.session.is_stopped:
                 run.kill()
             try:
@@ -295,14 +296,15 @@ class KernelWork:
             else:
                 return
 
-    async def _new_run(self, lease: Lease, held: HeldLease) -> KernelRun:
+    async def _new_run(self, lease: Lease, held: HeldLease) -> tuple[KernelRun, events.Launched]:
         sides = self.messages, self.front
         if lease.terms.in_pod:
             pool, notice = self._pool, self._driver.session.notice
             shown = lease if lease.terms.parks_in_pod else None
             resize = pool.resize_at_restart if shown is None else self._resize_in_pod
             requests = PodRequests(resize, pool.memory_in_words, notice)
-            return PodRun(self._pod_for(lease, held), held, *sides, requests, shown)
+            run = PodRun(self._pod_for(lease, held), held, *sides, requests, shown)
+            return run, events.Launched()
         try:
             if self.backend is None:
                 kept = self._driver.kept
@@ -314,7 +316,8 @@ class KernelWork:
                     outlives_server=self._driver.outlives_server,
                 )
             await self.removed()  # what the one before has on disk counts until then
-            return ProcessRun(held, await self.plan.here(lease, self.backend), self.backend, *sides)
+            pid, launched = await self.plan.here(lease, self.backend)
+            return ProcessRun(held, pid, self.backend, *sides), launched
         except OSError as error:
             await held.give_back()
             raise NotReadyError(f"The kernel could not be launched: {error}.") from error

@@ -76,7 +76,7 @@ class WrappedKernel:
         self._resize_requests = resize_requests
         self.process: subprocess.Popen[bytes] | None = None
 
-    async def here(self, lease: Lease, backend: BackendConnection) -> int:
+    async def here(self, lease: Lease, backend: BackendConnection) -> tuple[int, events.Launched]:
         """Launch it with its slice's environment; see ``LaunchPlan``."""
         if lease.terms.hibernate_after:
             print(texts.STAY_AWAKE % texts.AWAKE_WITH_PROXY, file=sys.stderr)
@@ -97,7 +97,7 @@ class WrappedKernel:
         command = backend.command(on_slice.command)
         # A kernel that does not look after its parent itself must not outlive this process.
         self.process = launch_kernel(command, env=environment, preexec_fn=die_with_parent())
-        return self.process.pid
+        return self.process.pid, events.Launched()
 
     def in_pod(self, connection: Mapping[str, Any]) -> KernelCommand:
         """Return what to launch in a pod; see ``LaunchPlan``."""

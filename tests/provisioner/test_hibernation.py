@@ -107,7 +107,7 @@ async def test_a_course_says_when_its_kernels_sleep_unless_their_server_does(
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     async with sleeper(jupyter_env, manager, setting) as (km, page):
         await printed(page, "kept = 1")
-        assert km.provisioner.session.hibernate_after == sleeps_after
+        assert km.provisioner.session.to_disk.after == sleeps_after
         if not setting:
             await asleep(km)
             assert await printed(page, "print(kept)") == "1\n"
@@ -121,13 +121,13 @@ async def test_a_kernel_that_is_not_kept_after_one_that_was_is_not_to_sleep(
     """Where no path of a socket fits it listens at ports, which it could not have again."""
     async with sleeper(jupyter_env, manager, 600.0) as (km, page):
         await printed(page, "kept = 1")
-        assert km.provisioner.session.can_hibernate
+        assert km.provisioner.session.to_disk
         long = jupyter_env.folder / ("x" * 100)
         long.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(long))
         await km.restart_kernel(now=True)
         assert await printed(page, "print('kept' in globals())") == "False\n"
-        assert not km.provisioner.session.can_hibernate
+        assert km.provisioner.session.to_disk is None
 
 
 async def test_who_administers_the_machine_sees_what_sleeps_and_can_remove_it(

@@ -161,6 +161,6 @@ async def test_a_kernel_of_another_language_stays_awake_and_this_is_told(
         (told,) = json.loads(output)["kernels"]
         assert (drain.returncode, told["image_mib"]) == (1, None)
         session = km.provisioner.session
-        assert (session.hibernate_after, session.hibernates_at) == (None, None)
+        assert (session.to_disk.after, session.hibernates_at) == (None, None)
         assert session.state is State.RUNNING
         assert "42" in await printed(page, "cat(kept + 1)")

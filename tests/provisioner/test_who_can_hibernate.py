@@ -183,7 +183,7 @@ async def test_that_kernels_of_another_language_stay_awake_is_logged_once(
     for _ in range(2):
         km = await started_kernel(manager(name))
         await answer(km, "wait until it runs")
-        assert km.provisioner.session.hibernate_after is None
+        assert km.provisioner.session.to_disk is None
     said = [each.getMessage() for each in caplog.records if "sleep on disk" in each.getMessage()]
     why = f"R {who} is no IPython kernel, and only those can."
     assert said == [f"Kernels do not sleep on disk (hibernate_after): {why}"]

@@ -39,11 +39,22 @@ def lease(state: LeaseState, number: int = 1) -> Lease:
     return Lease(str(number), "", parse_request("2%"), HOLDER, state, 0.0)
 
 
-#: What happens until a kernel runs whose slice is there at once.
-STARTED = (
-    *(events.StartRequested(), events.Granted(lease(LeaseState.HELD)), events.LaunchPrepared()),
-    *(events.Launched(), events.Ready(lease(LeaseState.HELD))),
-)
+#: How a kernel is launched that goes to disk once it has been idle for 20 seconds, one that does where its
+#: device is drained, and one that stays awake.
+SLEEPER, DRAINED_ONLY = events.Launched(events.ToDisk(20.0)), events.Launched(events.ToDisk())
+LAUNCHED = (events.Launched(), SLEEPER, DRAINED_ONLY)
+
+
+def starting(launched: events.Launched) -> tuple[events.Event, ...]:
+    """Return what happens until a kernel runs whose slice is there at once."""
+    return (
+        *(events.StartRequested(), events.Granted(lease(LeaseState.HELD)), events.LaunchPrepared()),
+        *(launched, events.Ready(lease(LeaseState.HELD))),
+    )
+
+
+#: The same for one that stays awake.
+STARTED = starting(events.Launched())
 
 
 def after(session: Session, *happened: events.Event, now: float = 0.0) -> Session:
@@ -79,18 +90,14 @@ def a_session() -> Session:
 
 
 def a_sleeper() -> Session:
-    """Return one that begins, and whose kernel may sleep on disk."""
-    return replace(a_session(), hibernate_after=20.0)
-
-
-def a_kept_one() -> Session:
-    """Return one that begins, and whose kernel can go to disk when its device is drained for that."""
-    return replace(a_sleeper(), can_hibernate=True)
+    """Return one whose kernel runs, and goes to disk once it has been idle for 20 seconds."""
+    return after(a_session(), *starting(SLEEPER))
 
 
 def a_left_one() -> Session:
     """Return one that begins with a kernel that another server has left on disk."""
-    return replace(a_session(), left="from yesterday 18:02 (320 MiB)")
+    found = events.LeftFound("", "from yesterday 18:02 (320 MiB)", events.OnDisk(-60.0, 320))
+    return after(a_session(), found)
 
 
 #: What may come of work that goes on all the same.
@@ -271,7 +278,8 @@ class World:
             events.ManagerCame,
         ]
         if not self.session.is_begun:
-            return events.StartRequested()
+            is_told = self.session.left or self._maybe()
+            return events.StartRequested() if is_told else events.LeftFound("It was removed.")
         if not self.session.is_prepared and self._maybe():
             return self._prepared()
         if self.session.state in (State.DOWN, State.RESTARTING, State.WITHOUT_SLICE) and self._maybe():
@@ -346,7 +354,8 @@ class World:
                 changed = lambda: events.SizeChanged(TEN, self._lease(self._either()))  # noqa: E731
                 return [changed, lambda: events.Resized(CHANGE), away]
             case effects.StartKernel():
-                launched = [] if self.session.is_launched else [events.Launched]
+                one = lambda: self.chance.choice(LAUNCHED)  # noqa: E731
+                launched = [] if self.session.is_launched else [one]
                 ready = [lambda: events.Ready(self._lease())] if self.kernel_lives else []
                 why = ValueError("It ended.")
                 if self.session.left and not self.session.is_stopped:

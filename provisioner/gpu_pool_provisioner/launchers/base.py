@@ -19,6 +19,7 @@ from gpu_pool_provisioner.pools import retry, words_of
 from gpu_pool_provisioner.proxy.backend import BackendConnection
 from gpu_pool_provisioner.proxy.relay import Relay
 from gpu_pool_provisioner.session import texts
+from gpu_pool_provisioner.session.events import Launched
 from gpu_pool_provisioner.session.expiry_policy import ExpiryStep
 
 T = TypeVar("T")
@@ -33,8 +34,9 @@ class LaunchPlan:
 
     #: Its command, as its kernelspec has it.
     command: Sequence[str]
-    #: Launches it on this machine, tells it the given connection, and returns its pid. May raise ``OSError``.
-    here: Callable[[Lease, BackendConnection], Awaitable[int]]
+    #: Launches it on this machine, tells it the given connection, and returns its pid and what the session is
+    #: to know of it. May raise ``OSError``.
+    here: Callable[[Lease, BackendConnection], Awaitable[tuple[int, Launched]]]
     #: Says what the pool is to launch, with the given connection, where it runs kernels in pods.
     in_pod: Callable[[Mapping[str, Any]], KernelCommand]
 

@@ -163,7 +163,8 @@ def parked(session: Session, event: on.Parked, now: float) -> Outcome:
 def parked_from(session: Session, parking: idle.Parking, now: float) -> Outcome:
     """Let a kernel be parked from now on, and go to disk later."""
     sleeps_now = parking.step.sleeps or parking.server_ends or session.is_to_hibernate
-    after = 0.0 if sleeps_now else session.hibernate_after
+    to_disk = session.to_disk
+    after = 0.0 if sleeps_now else to_disk.after if to_disk is not None else None
     at = None if session.in_pod or after is None else now + after
     parked = replace(session, state=State.PARKED, parking=parking, hibernates_at=at)
     return parked, follows_lease(parked)
@@ -171,7 +172,7 @@ def parked_from(session: Session, parking: idle.Parking, now: float) -> Outcome:
 
 def follows_lease(session: Session) -> tuple[do.FollowLease, ...]:
     """Return what hears of a drained device for a kernel without a slice, if that means anything to it."""
-    return (do.FollowLease(session.is_to_hibernate),) if session.can_hibernate else ()
+    return (do.FollowLease(session.is_to_hibernate),) if session.to_disk is not None else ()
 
 
 def resuming(session: Session, parking: idle.Parking) -> Outcome:
@@ -244,12 +245,11 @@ def parked_again(session: Session, event: on.ParkedAgain, now: float) -> Outcome
 
 
 def resumed(session: Session, event: on.Resumed, now: float) -> Outcome:
-    if session.sleeps_by_terms:
-        session = replace(session, hibernate_after=event.lease.terms.hibernate_after)
-    sleeps = session.hibernate_after, session.can_hibernate
-    idling, told = idle.begun(
-        event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1], ahead=event.ahead
-    )
+    to_disk = session.to_disk
+    if to_disk is not None and to_disk.is_by_terms:
+        to_disk = replace(to_disk, after=event.lease.terms.hibernate_after)
+        session = replace(session, to_disk=to_disk)
+    idling, told = idle.begun(event.lease, now, session.times, to_disk, ahead=event.ahead)
     taken = _parking(session).taken
     tells = [do.Tell(text) for text in (texts.POISONED if event.is_poisoned else "", taken, *told) if text]
     running = _with_slice(asking.without_work(session), idling)

@@ -84,19 +84,22 @@ def interrupt_kernel(session: Session, event: on.InterruptRequested, now: float)
     return session, (do.InterruptKernel(),)
 
 
+def left_found(session: Session, event: on.LeftFound, now: float) -> Outcome:
+    return replace(session, exit_message=event.message, left=event.left, on_disk=event.on_disk), ()
+
+
 def launched(session: Session, event: on.Launched, now: float) -> Outcome:
-    return replace(session, is_launched=True), ()
+    """Note what was launched, and what its user is told of it beside how the kernel before has ended."""
+    told = "\n".join(filter(None, (session.exit_message, event.message)))
+    return replace(session, is_launched=True, to_disk=event.to_disk, exit_message=told), ()
 
 
 def ready(session: Session, event: on.Ready, now: float) -> Outcome:
     running = replace(session, state=State.RUNNING, has_run=True, end=None, exit_message="", left="")
     running = asking.without_work(running)
-    sleeps = session.hibernate_after, session.can_hibernate
-    idling, told = idle.begun(
-        event.lease, now, session.times, sleeps[0], can_hibernate=sleeps[1], ahead=event.ahead
-    )
-    reports = [session.hibernation(is_for_now=True)] if session.can_hibernate else []
-    if event.lease.hibernation is not None and not session.can_hibernate:  # that was the kernel before
+    idling, told = idle.begun(event.lease, now, session.times, session.to_disk, ahead=event.ahead)
+    reports = [session.hibernation(is_for_now=True)] if session.to_disk is not None else []
+    if event.lease.hibernation is not None and session.to_disk is None:  # that was the kernel before
         reports = [session.hibernation(texts.CANNOT_SLEEP)]
     went_on = texts.went_on(session.left) if session.left else ""
     tells = [do.Tell(text) for text in (session.exit_message, went_on, *told) if text]

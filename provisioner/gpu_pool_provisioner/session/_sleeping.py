@@ -14,7 +14,7 @@ from gpu_pool_provisioner.session import events as on
 from gpu_pool_provisioner.session import idling as idle
 from gpu_pool_provisioner.session import texts
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep
-from gpu_pool_provisioner.session.session import FailedWake, OnDisk, Outcome, Session, State
+from gpu_pool_provisioner.session.session import FailedWake, Outcome, Session, State
 
 
 def _parking(session: Session) -> idle.Parking:
@@ -44,7 +44,7 @@ def give_up(session: Session, event: on.InterruptRequested, now: float) -> Outco
 
 
 def hibernated(session: Session, event: on.Hibernated, now: float) -> Outcome:
-    asleep = replace(session, state=State.HIBERNATED, on_disk=OnDisk(now, event.image_mib))
+    asleep = replace(session, state=State.HIBERNATED, on_disk=on.OnDisk(now, event.image_mib))
     reports = _reports(session, image_mib=event.image_mib)
     if not _parking(session).is_wanted:
         return asleep, (*reports, *keeping.follows_lease(asleep))
@@ -59,7 +59,7 @@ def _reports(
     session: Session, why_awake: str = "", image_mib: int | None = None, *, is_for_now: bool = False
 ) -> tuple[do.ReportHibernation, ...]:
     """Return what the pool is told of its way to disk, where it was told that it can go there."""
-    if not session.can_hibernate:
+    if session.to_disk is None:
         return ()
     return (session.hibernation(why_awake, image_mib=image_mib, is_for_now=is_for_now),)
 

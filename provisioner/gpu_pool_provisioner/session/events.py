@@ -26,6 +26,26 @@ class StartRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OnDisk:
+    """How a kernel sleeps."""
+
+    #: By the session's clock.
+    since: float
+    image_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftFound(Event):
+    """Another server has left the notebook's kernel on disk, or did and it is there no more."""
+
+    #: What its user reads first, in sentences; empty for nothing.
+    message: str
+    #: Since when it is there, and how large it is, in words; empty where it is there no more.
+    left: str = ""
+    on_disk: OnDisk | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPrepared(Event):
     """It is said how the kernel is launched, once its slice is held; until then it is answered for."""
 
@@ -162,8 +182,25 @@ class SizePending(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ToDisk:
+    """How a kernel goes to disk that was launched so that it can."""
+
+    #: For how many seconds it is idle before it does; None for only where it is asked to.
+    after: float | None = None
+    #: Whether that is what its lease's terms say, which may be others when its slice is back.
+    is_by_terms: bool = False
+    #: Whether the next server finds it there.
+    outlives_server: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Launched(Event):
     """It has a process, or its pod was ordered."""
+
+    #: None where it stays awake.
+    to_disk: ToDisk | None = None
+    #: What its user is told of that, in sentences; empty for nothing.
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

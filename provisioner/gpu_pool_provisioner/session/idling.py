@@ -11,7 +11,7 @@ from typing import Final
 from gpu_pool_client import Activity, EndReason, Lease, LeaseState, Terms
 from gpu_pool_client._leases import gives_way_after, why_over
 from gpu_pool_provisioner.session import expiry_policy, texts
-from gpu_pool_provisioner.session.events import Observed
+from gpu_pool_provisioner.session.events import Observed, ToDisk
 from gpu_pool_provisioner.session.expiry_policy import ExpiryAction, ExpiryStep, KernelObservation
 from gpu_pool_provisioner.session.times import DEFAULT, SessionTimes
 
@@ -56,11 +56,15 @@ class Idling:
     burst: tuple[int, ...] = ()
     #: When the pool asked last for what runs to be interrupted, as far as that was done.
     interrupted_at: float | None = None
-    #: For how many seconds it is idle before it is parked to go to disk; None for never.
-    sleeps_after: float | None = None
-    #: Whether it can go to disk, and whether it is to as soon as it is idle: its device is drained so.
-    can_hibernate: bool = False
+    #: How it goes to disk, once it has been parked for that; None where it stays awake.
+    to_disk: ToDisk | None = None
+    #: Whether it is to go there as soon as it is idle: its device is drained so.
     hibernates: bool = False
+
+    @property
+    def sleeps_after(self) -> float | None:
+        """For how many seconds it is idle before it is parked to go to disk; None for never."""
+        return self.to_disk.after if self.to_disk is not None else None
 
     @property
     def is_asked_back(self) -> bool:
@@ -129,9 +133,8 @@ def begun(
     lease: Lease,
     now: float,
     times: SessionTimes = DEFAULT,
-    sleeps_after: float | None = None,
+    to_disk: ToDisk | None = None,
     *,
-    can_hibernate: bool = False,
     ahead: float = 0.0,
 ) -> tuple[Idling, list[str]]:
     """Return what is known of a kernel that has just got the slice of a lease, and what its user is told.
@@ -141,10 +144,9 @@ def begun(
     seconds ahead of Unix time.
     """
     terms, may_burst = expiry_policy.by_clock(lease.terms, ahead), bool(lease.limit_mib)
-    sleeps_after = None if terms.in_pod else sleeps_after
-    can_hibernate = can_hibernate and not terms.in_pod
+    sleeps_after = to_disk.after if to_disk is not None else None
     observe_at = now if terms.has_limits or may_burst else _first_observation(terms, sleeps_after, now)
-    if can_hibernate:  # whether its device is drained is seen then
+    if to_disk is not None:  # whether its device is drained is seen then
         seldom = now + times.seldom
         observe_at = seldom if observe_at is None else min(observe_at, seldom)
     step = expiry_policy.warning_at_start(terms, now)
@@ -152,8 +154,7 @@ def begun(
     warned = frozenset({step.warns_of}) if step.warns_of else frozenset[str]()
     idling = Idling(terms, now, observe_at, times, warned=warned, notice=lease.message, may_burst=may_burst)
     # What was asked for before is not meant for what it has not begun to run.
-    idling = replace(idling, interrupted_at=lease.interrupt_at, sleeps_after=sleeps_after)
-    return replace(idling, can_hibernate=can_hibernate), told
+    return replace(idling, interrupted_at=lease.interrupt_at, to_disk=to_disk), told
 
 
 def _burst(lease: Lease) -> tuple[int, ...]:
@@ -170,8 +171,8 @@ def _first_observation(terms: Terms, sleeps_after: float | None, now: float) -> 
 def needs_observation(idling: Idling) -> bool:
     """Whether anything comes of the terms, or of what its user has asked for."""
     terms = idling.terms
-    is_limited = terms.has_limits or terms.yield_after is not None or idling.sleeps_after is not None
-    return is_limited or idling.may_burst or idling.gives_back or idling.can_hibernate
+    is_limited = terms.has_limits or terms.yield_after is not None
+    return is_limited or idling.may_burst or idling.gives_back or idling.to_disk is not None
 
 
 def observed(
@@ -222,7 +223,7 @@ def _as_asked(idling: Idling, lease: Lease) -> Idling:
     """Return what is known of a kernel with what the pool asks of it."""
     yields = lease.asked_back is EndReason.YIELDED
     asked = replace(idling, yields=yields, asked_back=lease.asked_back is not None and not yields)
-    return replace(asked, hibernates=lease.hibernates and idling.can_hibernate)
+    return replace(asked, hibernates=lease.hibernates and idling.to_disk is not None)
 
 
 def told(idling: Idling, event: Observed, now: float) -> tuple[Idling, float | None]:

@@ -11,7 +11,7 @@ from typing import Final
 from gpu_pool_client import Activity, EndReason, Hibernation, Lease, LeaseState, Outlook, SliceRequest
 from gpu_pool_provisioner.session import effects as do
 from gpu_pool_provisioner.session import idling as idle
-from gpu_pool_provisioner.session.events import SizeChange
+from gpu_pool_provisioner.session.events import OnDisk, SizeChange, ToDisk
 from gpu_pool_provisioner.session.times import DEFAULT, SessionTimes
 
 
@@ -134,15 +134,6 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
-    """How a kernel sleeps."""
-
-    #: By the session's clock.
-    since: float
-    image_mib: int
-
-
-@dataclass(frozen=True, slots=True)
 class FailedWake:
     """Why a kernel could not be woken from disk, in sentences, and when, by the session's clock."""
 
@@ -162,13 +153,6 @@ class Session:
     outage_timeout: float = 0.0
     state: State = State.DOWN
     times: SessionTimes = DEFAULT
-    #: For how many seconds it is idle before it is parked, whoever waits, and goes to disk; None for never.
-    hibernate_after: float | None = None
-    #: Whether that is what its lease's terms say, which may be others when its slice is back.
-    sleeps_by_terms: bool = False
-    #: Whether its process can go to disk, and whether the next server finds it there.
-    can_hibernate: bool = False
-    image_outlives_server: bool = False
 
     # -- The lease
     #: The lease that it keeps over restarts, also once it has ended: a kernel that has lost its slice must
@@ -213,6 +197,8 @@ class Session:
     is_granted: bool = False
     is_launched: bool = False
     has_run: bool = False
+    #: How the kernel that was launched last goes to disk, once it has been parked; None where it stays awake.
+    to_disk: ToDisk | None = None
     #: Whether it was stopped while it started: then it is not launched once more.
     is_stopped: bool = False
     #: Why the last start came to nothing.
@@ -260,13 +246,14 @@ class Session:
     @property
     def is_to_hibernate(self) -> bool:
         """Whether it is to go to disk as soon as it is idle, and to stay there: its device is drained so."""
-        return self.can_hibernate and self.lease is not None and self.lease.hibernates
+        return self.to_disk is not None and self.lease is not None and self.lease.hibernates
 
     def hibernation(
         self, why_awake: str = "", *, image_mib: int | None = None, is_for_now: bool = False
     ) -> do.ReportHibernation:
         """Return what the pool is told of its way to disk; ``why_awake`` and ``image_mib`` as there."""
-        said = Hibernation(image_mib, why_awake, is_for_now, self.image_outlives_server)
+        outlives_server = self.to_disk is not None and self.to_disk.outlives_server
+        said = Hibernation(image_mib, why_awake, is_for_now, outlives_server)
         return do.ReportHibernation(said)
 
     @property

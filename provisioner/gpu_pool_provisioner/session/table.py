@@ -140,6 +140,7 @@ TABLE: Final[Mapping[State, _Column]] = {
     _S.DOWN: {
         **_always(_S.DOWN),
         on.Failed: Rule(life.failed, (_S.DOWN,)),
+        on.LeftFound: Rule(life.left_found, (_S.DOWN,)),
         on.StartRequested: Rule(life.start_first, (_S.ASKING, _S.HIBERNATED)),
         on.RestartBegan: Rule(life.restart_began, (_S.RESTARTING,)),
         on.RestartExpected: Rule(life.restart_expected, (_S.DOWN,)),

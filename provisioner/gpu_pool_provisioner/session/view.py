@@ -11,8 +11,9 @@ from typing import Final
 
 from gpu_pool_client import Activity, EndReason, Lease, Outlook, SliceRequest
 from gpu_pool_provisioner.session import idling, texts
+from gpu_pool_provisioner.session.events import OnDisk
 from gpu_pool_provisioner.session.idling import IdleState
-from gpu_pool_provisioner.session.session import FailedWake, OnDisk, Session, SliceEnd, State
+from gpu_pool_provisioner.session.session import FailedWake, Session, SliceEnd, State
 
 
 class SlicePhase(str, enum.Enum):

@@ -9,9 +9,20 @@ import pytest
 
 from gpu_pool_client import Activity, EndReason, GpuPoolError, Hibernation, Lease, LeaseState, Terms
 from gpu_pool_provisioner.session import TABLE, Session, State, effects, events, step, texts
-from gpu_pool_provisioner.session.session import FailedWake, OnDisk, Retry
+from gpu_pool_provisioner.session.session import FailedWake, Retry
 from gpu_pool_provisioner.session.view import SlicePhase, view
-from support.session_world import ERRORS, STARTED, a_kept_one, a_left_one, a_session, a_sleeper, after, lease
+from support.session_world import (
+    DRAINED_ONLY,
+    ERRORS,
+    SLEEPER,
+    STARTED,
+    a_left_one,
+    a_session,
+    a_sleeper,
+    after,
+    lease,
+    starting,
+)
 
 HELD = lease(LeaseState.HELD)
 
@@ -20,8 +31,9 @@ def looked_at(session: Session, activity: Activity | None, now: float, *, busy: 
     return after(session, events.TimePassed(), events.Observed(HELD, busy, 0.0, activity), now=now)
 
 
-def parked_to_sleep() -> Session:
-    session = looked_at(after(a_sleeper(), *STARTED), Activity(initialised=False), 20.0)
+def parked_to_sleep(launched: events.Launched = SLEEPER) -> Session:
+    running = after(a_session(), *starting(launched))
+    session = looked_at(running, Activity(initialised=False), 20.0)
     return after(session, events.FoundIdle(), events.Parked(lease(LeaseState.PARKED), False), now=20.0)
 
 
@@ -30,7 +42,7 @@ def hibernated() -> Session:
 
 
 def test_a_kernel_is_looked_at_when_it_has_been_idle_for_as_long_as_it_may() -> None:
-    session = after(a_sleeper(), *STARTED)
+    session = a_sleeper()
     assert session.wakes_at == 20.0
 
 
@@ -44,7 +56,7 @@ def test_its_slice_is_parked_first_and_then_it_goes_to_disk_at_once() -> None:
 
 
 def test_one_that_gave_way_goes_to_disk_as_long_after_that() -> None:
-    session = after(a_sleeper(), *STARTED)
+    session = a_sleeper()
     parked = lease(LeaseState.PARKED)
     session = after(
         session,
@@ -60,7 +72,7 @@ def test_one_that_gave_way_goes_to_disk_as_long_after_that() -> None:
 def test_one_that_may_keep_something_on_its_gpu_stays_awake_and_is_told_once(
     initialised: bool | None,
 ) -> None:
-    session = after(after(a_sleeper(), *STARTED), events.TimePassed(), now=20.0)
+    session = after(a_sleeper(), events.TimePassed(), now=20.0)
     seen = events.Observed(HELD, False, 0.0, Activity(initialised=initialised))
     session, due = step(session, seen, 20.0)
     assert session.state is State.RUNNING
@@ -70,12 +82,12 @@ def test_one_that_may_keep_something_on_its_gpu_stays_awake_and_is_told_once(
 
 
 def test_one_that_works_stays_awake() -> None:
-    session = looked_at(after(a_sleeper(), *STARTED), Activity(initialised=False), 20.0, busy=True)
+    session = looked_at(a_sleeper(), Activity(initialised=False), 20.0, busy=True)
     assert session.state is State.RUNNING
 
 
 def test_one_that_its_user_keeps_stays_awake_until_then() -> None:
-    session = after(a_sleeper(), *STARTED)
+    session = a_sleeper()
     session = after(session, events.Observed(lease_with_yield(), False, 0.0, None), events.KeepRequested(60))
     kept = step(session, events.Observed(lease_with_yield(), False, 0.0, Activity(initialised=False)), 30.0)[
         0
@@ -87,19 +99,14 @@ def lease_with_yield() -> Lease:
     return replace(HELD, terms=Terms(yield_after=1000.0))
 
 
-def test_in_a_pod_it_never_goes_to_disk() -> None:
-    in_pod = replace(HELD, terms=Terms(in_pod=True))
-    session = after(a_sleeper(), *STARTED[:-1], events.Ready(in_pod))
-    assert session.wakes_at is None
-
-
 def test_a_cell_wakes_it_and_then_waits_for_its_slice() -> None:
     session, due = step(hibernated(), events.WorkSubmitted(), 30.0)
     assert session.state is State.WAKING
     assert effects.Wake() in due
     session, due = step(session, events.Woken(), 31.0)
     assert session.state is State.RESUMING
-    assert due == (effects.HoldWork(), effects.Resume())
+    reports = effects.ReportHibernation(Hibernation(is_for_now=True))
+    assert due == (reports, effects.HoldWork(), effects.Resume())
 
 
 def left_one() -> Session:
@@ -237,7 +244,7 @@ UNUSED = Activity(initialised=False)
 
 
 def on_disk_for_a_drain() -> Session:
-    session = after(after(a_kept_one(), *STARTED), events.Observed(DRAINED, False, 0.0, UNUSED), now=3.0)
+    session = after(a_sleeper(), events.Observed(DRAINED, False, 0.0, UNUSED), now=3.0)
     parked = replace(lease(LeaseState.PARKED), hibernates=True)
     session = after(session, events.FoundIdle(), events.LeaseSeen(parked), now=3.0)
     return after(session, events.Parked(parked, False), events.TimePassed(), events.Hibernated(118), now=3.0)
@@ -248,8 +255,9 @@ def reported(due: Iterable[effects.Effect]) -> list[Hibernation]:
 
 
 def test_the_pool_knows_of_each_kernel_that_can_go_to_disk() -> None:
-    for begins, said in ((a_kept_one(), [Hibernation(is_for_now=True)]), (a_session(), [])):
-        _, due = step(after(begins, *STARTED[:-1]), STARTED[-1], 0.0)
+    for launched, said in ((SLEEPER, [Hibernation(is_for_now=True)]), (events.Launched(), [])):
+        *happened, ready = starting(launched)
+        _, due = step(after(a_session(), *happened), ready, 0.0)
         assert reported(due) == said
 
 
@@ -260,7 +268,7 @@ def test_the_pool_knows_that_a_restarted_kernel_cannot_though_the_one_before_cou
 
 
 def test_when_its_device_is_drained_for_that_it_goes_to_disk_once_it_is_idle() -> None:
-    session = after(replace(a_kept_one(), hibernate_after=None), *STARTED)
+    session = after(a_session(), *starting(DRAINED_ONLY))
     session, due = step(session, events.Observed(DRAINED, True, 0.0, UNUSED), 3.0)
     assert (session.state, reported(due)) == (State.RUNNING, [Hibernation(None, texts.AT_WORK, True)])
     assert session.wakes_at == 5.0  # it is looked at often
@@ -269,7 +277,7 @@ def test_when_its_device_is_drained_for_that_it_goes_to_disk_once_it_is_idle() -
 
 
 def test_one_that_keeps_something_on_its_gpu_is_told_to_who_drains_it() -> None:
-    session = after(a_kept_one(), *STARTED)
+    session = a_sleeper()
     _, due = step(session, events.Observed(DRAINED, False, 0.0, Activity(initialised=True)), 3.0)
     assert reported(due) == [Hibernation(None, texts.USES_GPU, False)]
 
@@ -284,7 +292,7 @@ def test_one_that_is_parked_goes_to_disk_when_its_device_is_drained_for_that() -
 
 def parked_but_awake() -> Session:
     parked = lease(LeaseState.PARKED)
-    session = after(a_kept_one(), *STARTED, events.Observed(parked, False, 0.0), events.FoundIdle())
+    session = after(a_sleeper(), events.Observed(parked, False, 0.0), events.FoundIdle())
     return after(session, events.Parked(parked, False), now=20.0)
 
 
@@ -343,7 +351,11 @@ def test_one_that_did_not_go_to_disk_says_why_below_the_next_cell_and_is_not_tri
     session = after(parked_to_sleep(), events.TimePassed(), now=20.0)
     session, due = step(session, events.NotHibernated("It has a connection."), 21.0)
     assert (session.state, session.wakes_at) == (State.PARKED, None)
-    assert due == (effects.HoldWork(), effects.Tell(texts.stays_awake("It has a connection.")))
+    assert due == (
+        effects.ReportHibernation(Hibernation(None, "It has a connection.")),
+        *(effects.HoldWork(), effects.FollowLease(hibernates=False)),
+        effects.Tell(texts.stays_awake("It has a connection.")),
+    )
 
 
 def test_one_that_was_at_work_is_tried_again_later() -> None:
@@ -352,11 +364,14 @@ def test_one_that_was_at_work_is_tried_again_later() -> None:
 
 
 def test_when_its_slice_is_back_it_sleeps_as_the_course_says_then() -> None:
-    asks = after(replace(parked_to_sleep(), sleeps_by_terms=True), events.WorkSubmitted())
+    by_terms = events.Launched(events.ToDisk(20.0, is_by_terms=True))
+    asks = after(parked_to_sleep(by_terms), events.WorkSubmitted())
     held = replace(HELD, terms=Terms(hibernate_after=40.0))
-    back = after(asks, events.Resumed(held), now=30.0)
-    assert (back.hibernate_after, back.wakes_at) == (40.0, 70.0)
-    assert after(asks, events.Resumed(HELD), now=30.0).hibernate_after is None
+    back = after(asks, events.Resumed(held), events.Observed(held, False, 0.0, UNUSED), now=30.0)
+    assert back.wakes_at == 60.0
+    idling = after(asks, events.Resumed(HELD), now=30.0).idling
+    assert idling is not None
+    assert idling.sleeps_after is None
 
 
 def test_it_lives_while_it_has_no_process() -> None:
@@ -367,7 +382,7 @@ def test_pages_show_when_it_goes_to_disk_before_it_does() -> None:
     def sleeps_at(session: Session, *, busy: bool = False) -> float | None:
         return view(session, (busy, 3.0), "", 5.0, is_told=False).idle.sleeps_at
 
-    running = after(a_sleeper(), *STARTED)
+    running = a_sleeper()
     assert sleeps_at(running) == 23.0
     assert sleeps_at(running, busy=True) is None
     assert sleeps_at(after(running, events.LeaseSeen(activity=Activity(initialised=True)))) is None
@@ -378,6 +393,6 @@ def test_pages_show_when_it_goes_to_disk_before_it_does() -> None:
 def test_pages_show_that_it_is_asleep() -> None:
     seen = view(hibernated(), (False, 0.0), "", 30.0, is_told=False)
     assert (seen.phase, seen.message) == (SlicePhase.ASLEEP, texts.ASLEEP)
-    assert seen.on_disk == OnDisk(since=20.0, image_mib=118)
+    assert seen.on_disk == events.OnDisk(since=20.0, image_mib=118)
     woken = after(hibernated(), events.WorkSubmitted(), events.Woken(), now=30.0)
     assert view(woken, (False, 0.0), "", 30.0, is_told=False).on_disk is None

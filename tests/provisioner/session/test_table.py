@@ -27,6 +27,7 @@ EVENTS = {
     events.ResizeRequested: events.ResizeRequested(TEN),
     events.SizeChanged: events.SizeChanged(TEN),
     events.SizePending: events.SizePending(TEN),
+    events.LeftFound: events.LeftFound("It was removed."),
     events.Positioned: events.Positioned(2),
     events.PoolAway: events.PoolAway(AWAY, effects.Resume()),
     events.Queued: events.Queued(lease(LeaseState.WAITING)),

@@ -47,6 +47,13 @@ def test_why_the_one_before_ended_is_read_first() -> None:
     assert ready(SHORT, "The kernel ended by itself.")[1] == ["The kernel ended by itself.", WARNING]
 
 
+def test_what_became_of_the_one_on_disk_is_read_before_why_this_one_stays_awake() -> None:
+    found = after(a_session(), events.LeftFound("It was removed."))
+    *happened, _, answered = STARTED
+    starting = after(found, *happened, events.Launched(message="The disk is full."))
+    assert _told_before(starting, answered)[1] == ["It was removed.\nThe disk is full."]
+
+
 def test_it_is_told_before_the_cell_that_takes_a_parked_slice_again() -> None:
     idle = replace(LONG, terms=replace(LONG.terms, idle_limit=60.0))
     look = events.Observed(idle, False, 0.0, Activity(initialised=False, working=False))

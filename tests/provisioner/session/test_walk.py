@@ -7,17 +7,17 @@ import random
 import pytest
 
 from gpu_pool_provisioner.session import State
-from support.session_world import STARTED, Arrow, World, a_kept_one, a_left_one, a_session, a_sleeper, arrows
+from support.session_world import LAUNCHED, Arrow, World, a_left_one, a_session, arrows, starting
 
 
 def walk(seed: int, steps: int) -> World:
     """Walk so many steps; once a session has ended, a few more, and with the next one from the beginning.
 
-    Every second one's kernel runs at once: few come that far by chance. Half may sleep on disk, and a
-    quarter does from the beginning.
+    Every second one's kernel runs at once: few come that far by chance. Most may sleep on disk, and a quarter
+    does from the beginning.
     """
     chance, seen = random.Random(seed), set[Arrow]()
-    begin = (a_session(), a_sleeper(), a_kept_one(), a_left_one())
+    begin = (a_session(), a_session(), a_session(), a_left_one())
     world = World(chance, session=chance.choice(begin), seen=seen)
     worlds, after_its_end = 1, 0
     for _ in range(steps):
@@ -26,8 +26,9 @@ def walk(seed: int, steps: int) -> World:
         if after_its_end > 3:
             world, after_its_end = World(chance, session=chance.choice(begin), seen=seen), 0
             worlds += 1
-            for event in STARTED if worlds % 2 == 0 and not world.session.left else ():
-                world.happen(event)
+            if worlds % 2 == 0 and not world.session.left:
+                for event in starting(chance.choice(LAUNCHED)):
+                    world.happen(event)
     return world
 
 
