@@ -40,6 +40,7 @@ from gpu_pool_client._pool import (
     is_yes,
 )
 from gpu_pool_client._processes import account_of
+from gpu_pool_client._retries import Backoff
 from gpu_pool_provisioner.driver import SessionDriver
 from gpu_pool_provisioner.environment import SliceEnvironment, command_here, command_in_pod, folder_in_pod
 from gpu_pool_provisioner.launchers.base import LaunchPlan, ProxiedKernel
@@ -58,6 +59,8 @@ _READY_TIMEOUT: Final = 120.0
 _GRACE: Final = 1.0
 #: Seconds that a kernel has to end by itself when this process is told to end.
 _END_WITHIN: Final = 2.0
+#: Seconds until a connection file is written again that could not be.
+_WRITTEN_AGAIN: Final = 1.0
 
 
 class WrappedKernel:
@@ -183,7 +186,9 @@ async def _first_of(*events: Coroutine[Any, Any, object]) -> None:
     """Return when the first of several coroutines has returned; cancel the others."""
     tasks = [asyncio.create_task(event) for event in events]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
         for task in tasks:
             task.cancel()
@@ -194,15 +199,28 @@ async def _outlive_parent(connection_file: str, connection: Mapping[str, Any]) -
     await ended(os.getppid())
     if os.path.exists(connection_file):  # noqa: ASYNC240, PTH110 - one look
         await asyncio.Event().wait()
-    new = f"{connection_file}.new"
-    with secure_write(new) as file:
-        json.dump(connection, file)
-    os.replace(new, connection_file)  # noqa: PTH105 - whoever reads it meanwhile finds it whole, or not yet
+    backoff = Backoff(_WRITTEN_AGAIN, 30 * _WRITTEN_AGAIN)
+    while (error := _failure_to_write(connection_file, connection)) is not None:
+        if backoff.is_fresh:
+            print(f"The connection file {connection_file} is written later: {error}", file=sys.stderr)
+        await backoff.wait()
     try:
         await asyncio.Event().wait()
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(connection_file)  # noqa: PTH107 - as above
+
+
+def _failure_to_write(connection_file: str, connection: Mapping[str, Any]) -> OSError | None:
+    """Write a kernel's connection file; return why that failed, as on a full disk, or None."""
+    new = f"{connection_file}.new"
+    try:
+        with secure_write(new) as file:
+            json.dump(connection, file)
+        os.replace(new, connection_file)  # noqa: PTH105 - whoever reads it finds it whole, or not yet
+    except OSError as error:
+        return error
+    return None
 
 
 def _take_signals(driver: SessionDriver, wrapped: WrappedKernel, stopping: asyncio.Event) -> None:

@@ -31,11 +31,11 @@ from support.jupyter_env import (
 
 #: Starts a kernel, says how to go on with it, and ends.
 STARTER = """
-import asyncio, json, os, signal, sys
+import asyncio, json, os, shutil, signal, sys
 from jupyter_client.manager import AsyncKernelManager
 
 async def main():
-    km = AsyncKernelManager(kernel_name=sys.argv[1])
+    km = AsyncKernelManager(kernel_name=sys.argv[1], connection_file=sys.argv[5])
     await km.start_kernel(independent=True)
     client = km.client()
     client.start_channels()
@@ -46,7 +46,9 @@ async def main():
     info = await km.provisioner.get_provisioner_info()
     with open(sys.argv[2], "w") as file:
         json.dump([km.connection_file, info], file, default=bytes.decode)
-    if sys.argv[4] == "killed":
+    if sys.argv[4] == "away":
+        shutil.rmtree(os.path.dirname(km.connection_file))
+    if sys.argv[4] != "normally":
         os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -59,7 +61,7 @@ async def left_behind(
     """Return the connection file of a kernel whose starter has gone, and what the starter said of it."""
     said = jupyter_env.folder / "said.json"
     starter = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", STARTER, kernel, str(said), what, end
+        sys.executable, "-c", STARTER, kernel, str(said), what, end, ""
     )
     assert await starter.wait() == (-signal.SIGKILL if end == "killed" else 0)
     connection_file, info = json.loads(said.read_text())
@@ -116,6 +118,26 @@ async def test_it_keeps_its_slice_and_its_proxy_until_a_frontend_shuts_it_down(
     await eventually(has_ended)
     ended = [each for each in await jupyter_env.pool.history() if each.id == lease.id]
     assert len(ended) == 1
+
+
+async def test_it_lives_on_where_its_connection_file_cannot_be_written_again_at_once(
+    jupyter_env: JupyterEnv,
+) -> None:
+    said, folder = jupyter_env.folder / "said.json", jupyter_env.folder / "files"
+    folder.mkdir()
+    log, ends = jupyter_env.folder / "log", ("runs", "away", str(folder / "kernel.json"))
+    with log.open("wb") as file:
+        starter = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", STARTER, jupyter_env.install("two"), str(said), *ends), stderr=file
+        )
+    assert await starter.wait() == -signal.SIGKILL
+    await eventually(lambda: "is written later: " in log.read_text())
+    connection_file, _ = json.loads(said.read_text())
+    folder.mkdir()
+    await eventually(Path(connection_file).exists)
+    assert await printed_by(client_of(connection_file), "print(kept)") == "42\n"
+    await shut_down(connection_file)
+    await eventually(jupyter_env.is_empty)
 
 
 async def test_one_that_waits_keeps_its_place_and_has_its_slice_when_it_is_free(

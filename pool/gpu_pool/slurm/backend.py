@@ -152,12 +152,10 @@ class SlurmBackend(Backend):
             nodes = await self._ask("sinfo", "--noheader", "--all", "--Node", f"--format={jobs.SINFO_FORMAT}")
             config = await self._ask("scontrol", "show", "config")
             federation = jobs.read_federation(await self._ask("scontrol", "show", "federation"))
-        except NotAllowed as error:
-            raise PoolUnreachable(error.message, error.remedy) from error
-        except PoolUnreachable:
+        except (NotAllowed, PoolUnreachable) as error:
             if self._nodes:
                 return  # what it said last is still the best that is known
-            raise
+            raise PoolUnreachable(error.message, error.remedy) from error
         if federation:
             raise NotAllowed(
                 f"This cluster is part of the federation {federation}, which may start a kernel's job on "
@@ -254,6 +252,8 @@ class SlurmBackend(Backend):
                 number = (folder / _SUBMITTED).read_text().strip()
             except OSError:
                 continue  # it is being submitted, or its server was killed as it was
+            if not number:
+                continue  # it was not written whole, by an earlier release or on a full disk
             self._jobs[lease_id] = KernelJob(number, folder, None, seen=Job(number, "PENDING"))
 
     def _remove_leftovers(self) -> None:
@@ -336,7 +336,9 @@ class SlurmBackend(Backend):
         job = self._jobs[lease.id] = KernelJob(
             number, folder, kernel, lease.request, seen=Job(number, "PENDING")
         )
-        (folder / _SUBMITTED).write_text(number)
+        new = folder / f"{_SUBMITTED}.new"
+        new.write_text(number)
+        new.replace(folder / _SUBMITTED)  # another process of this pool may read it at any time
         try:
             await self.pool.living(lease.id)
         except GpuPoolError:

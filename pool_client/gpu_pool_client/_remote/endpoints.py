@@ -82,7 +82,9 @@ class Endpoint:
     async def ask(self, method: str, address: str, body: bytes | None, within: float) -> ServiceAnswer:
         """Ask the service. Raises ``OSError`` where there is no answer, or only a proxy's."""
         answer = await ask(self.where, method, f"{self.root}/{address}", body, within, self._headers())
-        if answer.status in _FROM_PROXIES and answer.headers.get("Content-Type") != PROBLEM_TYPE:
+        is_from_proxy = answer.status in _FROM_PROXIES and answer.headers.get("Content-Type") != PROBLEM_TYPE
+        # The service sends nobody elsewhere. A JupyterHub does that has no route to it at the moment.
+        if is_from_proxy or HTTPStatus.MULTIPLE_CHOICES <= answer.status < HTTPStatus.BAD_REQUEST:
             raise ProxyAnswerError("only a proxy answers")
         if "Retry-After" in answer.headers and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise NotNowError("cannot answer now")

@@ -12,6 +12,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from gpu_pool_client import BadRequest, PoolUnreachable, connect
+from gpu_pool_client._remote.client import RemotePool, RetryTimes
 from gpu_pool_client._remote.endpoints import http_endpoint
 
 
@@ -93,17 +94,27 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return made
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
-async def test_a_proxy_before_a_service_that_is_gone_is_not_taken_for_it(status: int) -> None:
+@pytest.mark.parametrize("status", [302, 502, 503, 504])
+@pytest.mark.parametrize("asks", ["status", "wait", "watch"])
+async def test_a_proxy_before_a_service_that_is_gone_is_not_taken_for_it(status: int, asks: str) -> None:
+    """Nor asked without a pause: a JupyterHub's sends whoever asks to the Hub where it has no route."""
+
     class Gone(RequestHandler):
         def prepare(self) -> None:
             self.set_status(status)
+            self.set_header("Location", "/hub/services/gpu-pool/")
             self.finish("<html>Service Unavailable</html>")
 
     server = HTTPServer(Application([(".*", Gone)]))
     (socket,) = bind_sockets(0, "127.0.0.1")
     server.add_socket(socket)
-    async with connect(f"http://127.0.0.1:{socket.getsockname()[1]}/services/gpu-pool") as pool:
+    endpoint = http_endpoint(f"http://127.0.0.1:{socket.getsockname()[1]}/services/gpu-pool")
+    async with RemotePool(endpoint, RetryTimes(0.2, 0.2, 0.2)) as pool:
+        ask = {
+            "status": pool.status,
+            "wait": lambda: pool.wait("1-abcd"),
+            "watch": lambda: anext(pool.watch("1-abcd")),
+        }[asks]
         with pytest.raises(PoolUnreachable, match="does not answer at the moment"):
-            await pool.status()
+            await ask()
     server.stop()

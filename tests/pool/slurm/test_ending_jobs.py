@@ -12,6 +12,7 @@ from gpu_pool.slurm import launching
 from gpu_pool.slurm.backend import SlurmBackend
 from gpu_pool.slurm.settings import SlurmSettings
 from gpu_pool_client import Lease, PoolUnreachable
+from support.pools import eventually
 
 _SCANCEL = """#!/bin/sh
 echo "$2" >>"{log}"
@@ -64,6 +65,25 @@ async def test_one_job_that_cannot_be_cancelled_holds_up_no_other(
     log = _cancels(tmp_path, "")
     await backend.unbind(_living)
     assert log.read_text().split() == ["1", "2", "3", "2"]
+
+
+async def test_a_job_whose_number_is_not_written_yet_is_read_again(
+    backend: SlurmBackend, tmp_path: Path
+) -> None:
+    (job,) = launching.base().glob("*-3-x-1/job")
+    job.write_text("")
+    log = _cancels(tmp_path, "")
+    other = SlurmBackend(tmp_path / "slurm.db", SlurmSettings())
+
+    async def cancelled() -> list[str]:
+        await other.observe(_living)
+        await other.unbind(_living)
+        return log.read_text().split()
+
+    assert await cancelled() == ["1", "2"]
+    job.write_text("3")
+    assert await eventually(cancelled, lambda numbers: len(numbers) > 2) == ["1", "2", "3"]
+    await other.close()
 
 
 async def test_where_slurm_does_not_answer_it_is_not_asked_for_every_job(
