@@ -396,8 +396,8 @@ class Templates:
                 # Not now, since it would slow the kernel that starts.
                 timer = threading.Timer(STARTS_AFTER, self._start, (kind, settings))
                 timer.daemon = True
+                timer.start()  # where that fails, as without another thread, the next kernel tries again
                 self._starting[kind.key] = timer
-                timer.start()
         return ready
 
     def note_kernel(self, pid: int) -> None:

@@ -81,8 +81,9 @@ class SlurmBackend(Backend):
 
     is_owner = False
 
-    def __init__(self, path: Path, settings: SlurmSettings) -> None:
-        self._settings = settings
+    def __init__(self, path: Path, settings: SlurmSettings, known_for: float = _KNOWN_FOR) -> None:
+        """Take where the pool's store is; what sinfo says is good for so many seconds."""
+        self._settings, self._known_for = settings, known_for
         self.host = self.queue = self
         self.watch = JobQueueWatch()
         self._worker = Worker("gpu-pool-slurm")
@@ -127,7 +128,7 @@ class SlurmBackend(Backend):
         known: Collection[Device] = (),  # noqa: ARG002
     ) -> DevicesFound:
         """See ``Backend.devices``: each stands for all GPUs of its type in the partition."""
-        if time.monotonic() > self._known_at + _KNOWN_FOR:
+        if time.monotonic() > self._known_at + self._known_for:
             await self._learn()
         self._adopt()
         if self._jobs and not self.watch.looks:

@@ -50,6 +50,8 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
             task.cancel()
         elif (error := asyncio.CancelledError() if task.cancelled() else task.exception()) is not None:
             server.log.error("The kernel of %s ends with this server: %r", kernel.notebook, error)
+            what = error.strerror if isinstance(error, OSError) else ""
+            await _note(kernel, f"It could not be written to disk{f' ({what})' if what else ''}.", server)
     for kernel in late:
         seconds = f"{within:g} second{'' if within == 1 else 's'}"
         await _ends(kernel, f"It was not on disk within {seconds}.", server)
@@ -58,6 +60,11 @@ async def leave(kernels: Sequence[GPUPoolProvisioner], server: Any) -> None:
 async def _ends(kernel: GPUPoolProvisioner, why: str, server: Any) -> None:
     """Say in the log, and to who opens its notebook next, that a kernel ends with its server."""
     server.log.warning("The kernel of %s ends with this server. %s", kernel.notebook, why)
+    await _note(kernel, why, server)
+
+
+async def _note(kernel: GPUPoolProvisioner, why: str, server: Any) -> None:
+    """Say to who opens a kernel's notebook next that it has ended with its server."""
     try:
         await kernel.sleep.note_not_left(why)
     except Exception:  # the others are to have their note

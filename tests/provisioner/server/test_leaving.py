@@ -93,9 +93,20 @@ async def test_a_note_that_cannot_be_written_keeps_no_other_from_being_written()
     assert kernels[1].noted == ["It is at work."]
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), ValueError("no such thing")], ids=repr)
-async def test_what_ends_one_kernels_way_to_disk_keeps_no_other_from_being_told(
-    error: BaseException, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (asyncio.CancelledError(), "It could not be written to disk."),
+        (ValueError("no such thing"), "It could not be written to disk."),
+        (
+            OSError(28, "No space left on device"),
+            "It could not be written to disk (No space left on device).",
+        ),
+    ],
+    ids=["cancelled", "mistake", "full disk"],
+)
+async def test_what_ends_one_kernels_way_to_disk_is_told_and_keeps_no_other_from_being_told(
+    error: BaseException, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Odd(Kernel):
         async def leave_image(self, path: str) -> str:
@@ -105,3 +116,4 @@ async def test_what_ends_one_kernels_way_to_disk_keeps_no_other_from_being_told(
     await leave(kernels, server(named))
     told = [each.getMessage() for each in caplog.records]
     assert told == [f"The kernel of {name}.ipynb ends with this server: {error!r}" for name in ("one", "two")]
+    assert [each.noted for each in kernels] == [[words], [words]]
