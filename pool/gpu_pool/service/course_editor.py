@@ -61,6 +61,10 @@ class CourseFileNow:
         """The file's name."""
         return self.name + SUFFIX
 
+    def as_written(self, text: bytes) -> bytes:
+        """Return a text as it is written in the file's place: with its line ends."""
+        return text.replace(b"\n", b"\r\n") if self.has_crlf else text
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedCourseFile:
@@ -185,11 +189,12 @@ class CourseEditor:
                 if text == now.text:
                     outcome.append("nothing changed")
                     return False
-                found = await asyncio.to_thread(_parse, now, data, await self._reserved(caller, name))
+                written = now.as_written(data)
+                found = await asyncio.to_thread(_parse, now, written, await self._reserved(caller, name))
                 if found.problems:
                     raise BadCourseFile(found.problems)
                 before = (await self._folder.current_in_thread()).usable.get(name)
-                await self._replace(caller, now, text)
+                await self._replace(caller, now, text, written)
                 await self._audit_text_change(name, before)
                 outcome.append(how_much(await asyncio.to_thread(difference, now.text, text)))
                 return True
@@ -200,11 +205,10 @@ class CourseEditor:
         if self._pool.core.audit is not None and now == before:
             self._pool.core.audit.write("course", {"course": name, "change": "text"}, asks())
 
-    async def _replace(self, caller: Caller, now: CourseFileNow, text: str) -> None:
-        """Put it in place, after what it replaces and what it says have been kept."""
+    async def _replace(self, caller: Caller, now: CourseFileNow, text: str, written: bytes) -> None:
+        """Put what was checked in place, after what it replaces and what it says have been kept."""
         folder = self._folder.path
-        written = text.replace("\n", "\r\n") if now.has_crlf else text
-        await asyncio.to_thread(write_beside, folder, now.file, written.encode())
+        await asyncio.to_thread(write_beside, folder, now.file, written)
         try:
             number = await self._keep(caller, now, text)
             try:
@@ -251,7 +255,7 @@ class CourseEditor:
         reserved: CourseFile | None,
         devices: Sequence[Device],
     ) -> CheckedCourseFile:
-        found = _parse(now, data, reserved)
+        found = _parse(now, now.as_written(data), reserved)
         course = found.course
         if course is None or not devices:
             return found
@@ -271,20 +275,21 @@ def _problems(file: str, data: bytes) -> tuple[FileProblem, ...]:
     return ()
 
 
-def _parse(now: CourseFileNow, data: bytes, reserved: CourseFile | None) -> CheckedCourseFile:
-    """Read a text that is to take the place of a file as it is now; hold it against ``reserved``."""
-    if len(data) > MOST_BYTES:
-        message = f"is larger than {MOST_BYTES // 1024} KiB, the limit for a course file."
+def _parse(now: CourseFileNow, written: bytes, reserved: CourseFile | None) -> CheckedCourseFile:
+    """Read what is to be written in the place of a file as it is now; hold it against ``reserved``."""
+    if len(written) > MOST_BYTES:
+        ends = ", as it is saved: its lines end in CRLF, with two bytes each" if now.has_crlf else ""
+        message = f"is larger than {MOST_BYTES // 1024} KiB, the limit for a course file{ends}."
         return CheckedCourseFile(
             (FileProblem(now.file, None, "", message, "Put the students into a group."),)
         )
     try:
-        course = check_course(now.file, data)
+        course = check_course(now.file, written)
     except BadCourseFile as error:
         return CheckedCourseFile(error.problems)
     if reserved is None:
         return CheckedCourseFile((), course)
     before = None if now.problems else now.text
     return CheckedCourseFile(
-        reserved_changes(now.file, course, data.decode("utf-8-sig"), reserved, before), course
+        reserved_changes(now.file, course, written.decode("utf-8-sig"), reserved, before), course
     )

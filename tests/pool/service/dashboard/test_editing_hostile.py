@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
+from gpu_pool.courses import CourseFolder
+from gpu_pool.courses.reading import MOST_BYTES
 from support.course_editing import COURSE, EDIT, LARGER, field, folder, send, site, text_of
 from support.dashboard import Site
 
@@ -46,6 +48,28 @@ class TestHostileTexts:
         assert page.count("<script") == 1
         assert field(page, "text") == text
         assert (folder / "ml.yaml").read_text() == COURSE
+
+    @pytest.mark.parametrize("do", ["check", "save"])
+    async def test_what_is_checked_is_what_is_written_line_ends_and_all(
+        self, site: Site, folder: Path, do: str
+    ) -> None:
+        before = COURSE.replace("\n", "\r\n").encode()
+        (folder / "ml.yaml").write_bytes(before)
+        rest = MOST_BYTES - len(before)
+        fits = COURSE + "#\n" * (rest // 3) + "#" * (rest % 3)
+        for text, words in (
+            (f"{fits}#", "is larger than 64 KiB, the limit for a course file, as it is saved: its lines end"),
+            ("#\r\n" + COURSE, "has U+000D, which is not seen"),
+        ):
+            answer = await send(site, text, do=do)
+            assert answer.code == (200 if do == "check" else 422)
+            assert words in unescape(answer.body.decode())
+            assert (folder / "ml.yaml").read_bytes() == before
+        assert (await send(site, fits, do=do)).code == (200 if do == "check" else 303)
+        saved = fits.replace("\n", "\r\n").encode() if do == "save" else before
+        assert (folder / "ml.yaml").read_bytes() == saved
+        found = CourseFolder(folder).current()
+        assert ("ml" in found.usable, found.problems) == (True, ())
 
     async def test_what_is_not_utf_8_is_refused(self, site: Site, folder: Path) -> None:
         answer = await send_bytes(site, b"title: \xff\xfe")
