@@ -75,6 +75,7 @@ class ServedPool:
         self, pool: PoolForCaller, lease_id: str, seconds: float, seen: str
     ) -> Lease | None:
         """Return the lease once its version is not the one seen; None if it still is then."""
+        await pool.check(operation_of(Pool.watch), {"lease_id": lease_id})
         lease = known = await pool.get_lease(lease_id)
         with self.guard.costs.waiting(pool.caller):
             if bodies.version(known) == seen and await self.changes.wait(

@@ -158,6 +158,21 @@ async def test_an_instructor_may_read_of_their_courses_leases_what_the_row_says(
     assert (await served.pool.get_lease(lease)).ended_at is None
 
 
+async def test_whose_lease_it_is_not_waits_for_no_change_of_it(served: ServedPool, lease: str) -> None:
+    for caller in (EVE, TURING):
+        theirs = served.for_caller(caller)
+        with pytest.raises(LeaseGone, match="There is no lease"):
+            await served.held_within(theirs, lease, 0, last=True)
+        with pytest.raises(LeaseGone, match="There is no lease"):
+            await served.changed_within(theirs, lease, 0, "")
+        with pytest.raises(LeaseGone, match="There is no lease"):
+            await served.pod_within(theirs, lease, 0, "")
+    for caller in (ADA, ROOT):
+        told = await served.changed_within(served.for_caller(caller), lease, 0, "")
+        assert told is not None
+        assert told.id == lease
+
+
 @by_name
 def test_an_instructor_changes_nothing_of_others(row: Operation) -> None:
     assert not (Principal.INSTRUCTOR in row.may and row.decision)
