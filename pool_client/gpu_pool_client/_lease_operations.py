@@ -362,6 +362,9 @@ class LeaseOperations(abc.ABC):
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """End a lease. Repeating it, or naming a lease that is gone, does nothing.
 
+        Another's lease is ended for administrators alone. For everybody else it is as if there were none,
+        also for an instructor who may read it: :meth:`get_lease` says that it goes on.
+
         Parameters
         ----------
         lease_id

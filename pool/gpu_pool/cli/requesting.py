@@ -34,6 +34,7 @@ from gpu_pool_client import (
     Lease,
     LeaseGone,
     LeaseState,
+    NotAllowed,
     Pool,
     Process,
     SliceRequest,
@@ -94,18 +95,23 @@ def release(session: CommandSession, lease_ids: tuple[str, ...], all_mine: bool)
     A command under "gpu-pool run", or a kernel behind "gpu-pool serve", is
     ended with its slice, and says so. Any other process that still runs on it
     goes on without being counted: end it first. Leases that an administrator
-    ends for somebody else are recorded as revoked.
+    ends for somebody else are recorded as revoked. Nobody else ends another's:
+    that is said, and the exit status is 4.
     """
     if all_mine and lease_ids:
         raise BadRequest("Both leases and --all-mine were given.", "Give one or the other.")
-    released = session.ask(lambda pool: _release(pool, lease_ids, all_mine))
+    chosen = session.ask(lambda pool: _release(pool, lease_ids, all_mine))
+    released = [lease for lease in chosen if lease.state is LeaseState.ENDED]
     if session.as_json:
         show_json({"released": [lease.id for lease in released]})
     else:
         for lease in released:
             click.echo(_what_became(lease))
-        if not released:
+        if not chosen:
             click.echo("You hold no slice.")
+    kept = [_what_became(lease) for lease in chosen if lease.state is not LeaseState.ENDED]
+    if kept:
+        raise NotAllowed("\n".join(kept), "Only its user and administrators can end a lease.")
     return 0
 
 
@@ -120,6 +126,7 @@ def _keeper(pid: int | None) -> Process:
 
 
 async def _release(pool: Pool, lease_ids: tuple[str, ...], all_mine: bool) -> list[Lease]:
+    """Return what was to be given back, as it is now: a pool says nothing of another's that it keeps."""
     if lease_ids:
         with naming_leases():
             chosen = [await pool.get_lease(lease_id) for lease_id in lease_ids]
@@ -133,9 +140,11 @@ async def _release(pool: Pool, lease_ids: tuple[str, ...], all_mine: bool) -> li
 
 def _what_became(lease: Lease) -> str:
     """Say how a lease ended that was to be given back: an administrator's end of another's is revoked."""
-    what = f"{safe(str(lease.request))} (lease {lease.id})"
+    what, user = f"{safe(str(lease.request))} (lease {lease.id})", safe(lease.holder.user)
+    if lease.state is not LeaseState.ENDED:
+        return f"Not given back: {what} of {user} goes on."
     if lease.end_reason is EndReason.REVOKED:
-        return f"Revoked {what} of {safe(lease.holder.user)}, who is notified."
+        return f"Revoked {what} of {user}, who is notified."
     return f"Gave back {what}."
 
 
@@ -150,10 +159,29 @@ async def _all_of_mine(pool: Pool) -> list[Lease]:
     if not shown or urlsplit(status.url).scheme == "embedded":
         return mine
     if await shows_all(pool) is False:
-        return shown
+        return await _of_user(pool, shown)
     if not mine:
         raise _nameless(shown)
     return mine
+
+
+async def _of_user(pool: Pool, shown: Sequence[Lease]) -> list[Lease]:
+    """Return those of the leases shown to us that are ours: instructors are shown their students', too."""
+    for user in dict.fromkeys(lease.holder.user for lease in shown):
+        theirs = [lease for lease in shown if lease.holder.user == user]
+        if await _may_follow(pool, theirs[0].id):
+            return theirs
+    return []
+
+
+async def _may_follow(pool: Pool, lease_id: str) -> bool:
+    """Whether a pool lets us follow a lease, as no instructor can follow another's."""
+    try:
+        async for _ in pool.watch(lease_id):
+            break
+    except (LeaseGone, NotAllowed):
+        return False
+    return True
 
 
 def _nameless(shown: Sequence[Lease]) -> BadRequest:

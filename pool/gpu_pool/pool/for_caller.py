@@ -129,12 +129,16 @@ class PoolForCaller(Pool):
 
     async def check(self, row: Operation, arguments: Mapping[str, Any]) -> None:
         """Refuse what the row does not allow. That a process asks for its own lease, the pool checks."""
-        if not row.may & _principals(self.caller):
-            raise NotAllowed(*row.refusal)
+        self._check_principal(row)
         if row.is_of_lease and not (
             Principal.INSTRUCTOR in row.may and await self._teaches_its_course(arguments["lease_id"])
         ):
             await self._guard.check_owner(self.caller, arguments["lease_id"], self._pool)
+
+    def _check_principal(self, row: Operation) -> None:
+        """Refuse what is for others than the caller, whatever lease is meant."""
+        if not row.may & _principals(self.caller):
+            raise NotAllowed(*row.refusal)
 
     async def _taught(self) -> frozenset[str]:
         """Return the courses that the caller teaches."""
@@ -282,8 +286,11 @@ class PoolForCaller(Pool):
     async def release(self, lease_id: str, reason: EndReason = EndReason.RELEASED) -> None:
         """End a lease of the caller's. Nothing happens to what is not theirs, or is not there.
 
-        What an administrator ends of somebody else's is revoked, for whatever reason a holder would give.
+        That is no error, also for instructors who may read the lease: whoever gives back would try it
+        again and again. What an administrator ends of somebody else's is revoked, for whatever reason a
+        holder would give.
         """
+        self._check_principal(operation_of(Pool.release))
         if reason not in _HOLDERS_REASONS and not self.caller.is_admin:
             raise NotAllowed(
                 f"Only an administrator can end a lease as {reason.value}.", "Leave the reason out."

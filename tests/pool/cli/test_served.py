@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,13 @@ from support.terminal import Terminal, eventually
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
 
 NOBODY, NAMELESS = 65534, 64_999
+#: A course of the one, which the other teaches.
+COURSE = """
+title: Machine learning
+who: {{users: [uid-{student}]}}
+instructors: [{instructor}]
+slices: [{{name: Small, request: 2%}}]
+"""
 SCENARIO = "driver 550.54.14\ngpu GPU-0 Tesla V100-SXM2-32GB\nmemory 32768 258\n"
 #: Another user may be unable to read what is imported later.
 _AS_USER = """
@@ -77,11 +85,11 @@ class Served:
         code = _AS_USER.format(uid=uid, words=[*words])
         return self.terminal.call(sys.executable, "-c", code, env={"HOME": str(self.folder), **environment})
 
-    def take(self, uid: int) -> str:
+    def take(self, uid: int, **environment: str) -> str:
         """Take a slice as a user; return the lease's id."""
         keeper = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=[], text=True)
         self.terminal.started.append(keeper)
-        done = self.run(uid, "request", "2%", "--keeper", f"{keeper.pid}", "--json")
+        done = self.run(uid, "request", "2%", "--keeper", f"{keeper.pid}", "--json", **environment)
         assert done.returncode == 0, done.stderr
         return str(json.loads(done.stdout)["id"])
 
@@ -151,3 +159,33 @@ def test_an_administrator_who_is_shown_others_leases_is_told_to_name_theirs(serv
     mine = served.terminal.hold("10%")
     assert f"lease {mine}" in served.run(0, "release", "--all-mine").stdout
     assert [lease.id for lease in served.terminal.status().leases] == [theirs]
+
+
+def test_an_instructor_is_not_told_that_a_student_s_lease_was_given_back(served: Served) -> None:
+    courses = served.folder / "courses"
+    courses.mkdir()
+    instructor = pwd.getpwuid(NOBODY).pw_name
+    (courses / "ml.yaml").write_text(COURSE.format(student=NAMELESS, instructor=instructor))
+    config = served.terminal.folder / "config/gpu_pool_config.py"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(f"c.PoolSettings.courses_dir = {str(courses)!r}\n")
+    served.start()
+    theirs = served.take(NAMELESS, GPU_POOL_COURSE="ml")
+    other = served.take(NAMELESS, GPU_POOL_COURSE="ml")
+    seen = json.loads(served.run(NOBODY, "status", "--json").stdout)["leases"]
+    assert [lease["id"] for lease in seen] == [theirs, other]
+    none = served.run(NOBODY, "release", "--all-mine")
+    assert (none.returncode, none.stdout) == (0, "You hold no slice.\n")
+    own = served.take(NOBODY, GPU_POOL_COURSE="ml")
+    done = served.run(NOBODY, "release", theirs, own, other)
+    assert (done.returncode, done.stdout) == (4, f"Gave back 2% (lease {own}).\n")
+    for lease in (theirs, other):
+        assert f"Not given back: 2% (lease {lease}) of uid-{NAMELESS} goes on.\n" in done.stderr
+    assert done.stderr.endswith("\nOnly its user and administrators can end a lease.\n")
+    done = served.run(NOBODY, "release", theirs, "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (4, {"released": []})
+    assert json.loads(done.stderr)["error"]["code"] == "not-allowed"
+    own = served.take(NOBODY, GPU_POOL_COURSE="ml")
+    released = json.loads(served.run(NOBODY, "release", "--all-mine", "--json").stdout)["released"]
+    assert released == [own]
+    assert [lease.id for lease in served.terminal.status().leases] == [theirs, other]

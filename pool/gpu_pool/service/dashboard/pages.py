@@ -153,8 +153,10 @@ class GiveBack(_TakeBack):
         """Give it back, now or when its kernel is idle."""
         try:
             await self.take_back(lease_id, "")
-        except LeaseGone:  # it has ended by itself, or never was theirs
-            self.done(self.page, self.ended)
+        except LeaseGone as error:
+            if error.reason is None:  # there never was one of theirs
+                raise
+            self.done(self.page, self.ended)  # it has ended by itself
 
     async def end(self, lease_id: str, why: str) -> None:  # noqa: ARG002 - nobody needs words of their own
         """End it."""

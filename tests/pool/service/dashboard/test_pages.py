@@ -408,8 +408,18 @@ class TestForms:
 
     async def test_nobody_gives_back_what_is_another_s(self, site: Site) -> None:
         lease = await site.take("20%", "grace", "ml")
-        await site.post(f"leases/{lease}/release", "ada")
+        for user in ("ada", "turing"):  # a student, and who teaches the course
+            for when in ("now", "idle"):
+                answer = await site.post(f"leases/{lease}/release", user, when=when)
+                assert answer.code == 404
+                assert "There is no lease" in Document(answer.body.decode()).text
         assert (await site.pool.get_lease(lease)).state is LeaseState.HELD
+
+    async def test_what_has_ended_by_itself_has_been_given_back(self, site: Site) -> None:
+        lease = await site.take("20%", "ada", "ml")
+        await site.pool.release(lease)
+        answer = await site.post(f"leases/{lease}/release", "ada")
+        assert (answer.code, answer.headers["Location"]) == (303, f"{PREFIX}?said=given-back")
 
     @pytest.mark.parametrize("path", ["release", "revoke"])
     async def test_a_form_without_its_token_does_nothing(self, site: Site, path: str) -> None:
