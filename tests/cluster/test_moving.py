@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.fake_kubernetes import FakeKubernetes
 from support.hub import Hub, serving_hub
 from support.pools import eventually
@@ -23,6 +25,7 @@ assert processes.boot_id() == "another"
 """
 
 
+@pytest.mark.long
 async def test_leases_are_kept_on_another_node(
     cluster_children: ForkServer, hub: Hub, fake: FakeKubernetes, tmp_path: Path
 ) -> None:

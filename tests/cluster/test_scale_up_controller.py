@@ -196,6 +196,7 @@ async def test_a_start_that_is_late_is_told(fake: FakeKubernetes, tmp_path: Path
         assert "Tell your instructor" in (await pool.explain(waiting)).why
 
 
+@pytest.mark.long
 async def test_without_the_right_to_read_events_the_node_is_asked_for_all_the_same(
     pool: GpuPool, fake: FakeKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:

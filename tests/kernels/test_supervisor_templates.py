@@ -28,6 +28,7 @@ async def test_what_is_preloaded_is_there_after_a_restart(tmp_path: Path) -> Non
         assert await pod.value("'wave' in __import__('sys').modules") == "True"
 
 
+@pytest.mark.long
 async def test_a_restart_while_another_template_becomes_ready(tmp_path: Path) -> None:
     """The one that was asked for the kernel has not answered by then, and must not be forgotten."""
     (tmp_path / "lib").mkdir()
@@ -75,6 +76,7 @@ async def test_a_restart_is_answered_whatever_happens_to_the_templates(tmp_path:
     assert "Traceback" not in pod.log.read_text()
 
 
+@pytest.mark.long
 async def test_modules_that_leave_no_process_to_fork_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/harm.py").write_text("import os; os.kill(os.getpid(), 11)")
@@ -105,6 +107,7 @@ async def test_a_module_that_has_changed_is_imported_anew(tmp_path: Path) -> Non
         await eventually(has_new_one)
 
 
+@pytest.mark.long
 async def test_a_template_that_was_ended_is_none_to_wait_for(tmp_path: Path) -> None:
     async with supervised(tmp_path) as pod:
         control = await pod.connect()

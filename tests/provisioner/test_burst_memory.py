@@ -67,6 +67,7 @@ async def test_what_follows_it_leaves_the_end_of_its_lease_as_it_is(
         assert await printed(page, "import os; print(os.environ['GPU_POOL_ENDS_AT'])") == f"{ends_at:.0f}\n"
 
 
+@pytest.mark.long
 async def test_it_follows_in_the_kernel_after_a_restart(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ async def test_it_follows_in_a_kernel_that_was_forked_from_a_template(
         await is_followed(jupyter_env, page)
 
 
+@pytest.mark.long
 async def test_a_kernel_that_has_begun_to_use_the_gpu_follows_from_when_it_gets_a_limit(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ async def test_a_kernel_that_has_begun_to_use_the_gpu_follows_from_when_it_gets_
         await is_followed(jupyter_env, page)
 
 
+@pytest.mark.long
 async def test_a_kernel_that_gets_a_limit_while_a_cell_runs_follows_when_that_has_ended(
     jupyter_env: JupyterEnv, manager: Managers, tmp_path: Path
 ) -> None:

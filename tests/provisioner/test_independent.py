@@ -190,6 +190,7 @@ async def test_another_manager_sees_that_it_has_ended_meanwhile(
 
 
 @pytest.mark.parametrize("now", [False, True], ids=["asked", "killed"])
+@pytest.mark.long
 async def test_who_has_started_it_interrupts_it_and_ends_it_with_what_it_has_started(
     jupyter_env: JupyterEnv, manager: Managers, now: bool
 ) -> None:

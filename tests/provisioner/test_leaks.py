@@ -113,6 +113,7 @@ async def test_nothing_free_leaves_nobody_in_line(jupyter_env: JupyterEnv, manag
     assert not (await jupyter_env.pool.status()).queue
 
 
+@pytest.mark.long
 async def test_a_crash_loop_past_the_restart_limit(jupyter_env: JupyterEnv, manager: Managers) -> None:
     kernel = jupyter_env.install("crasher", argv=CRASHER, restart_grace=10)
     km = await started_kernel(manager(kernel, AsyncIOLoopKernelManager, config=restarting_soon(limit=2)))

@@ -104,6 +104,7 @@ async def test_of_two_kernels_at_once_one_was_prepared_and_the_other_starts_cold
 
 
 @pytest.mark.parametrize("befalls", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.long
 async def test_one_that_has_died_or_hangs_is_not_used_and_another_takes_its_place(
     sleepers: Sleepers,
     manager: Managers,
@@ -137,6 +138,7 @@ async def test_what_was_imported_and_has_changed_since_is_not_used(
     assert await answer(km, "import heavy; print(heavy.is_new)") == "True\n"
 
 
+@pytest.mark.long
 async def test_another_environment_umask_or_folder_is_another_kernel_which_starts_cold(
     sleepers: Sleepers, manager: Managers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

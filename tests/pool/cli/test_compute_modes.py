@@ -51,6 +51,7 @@ def test_a_gpu_that_admits_one_process_has_one_slice_at_a_time_and_the_next_read
     assert second.communicate(timeout=120)[0] == "it runs, too\n"
 
 
+@pytest.mark.long
 def test_with_room_on_another_gpu_nobody_waits_for_one_that_admits_one_process(
     terminal: Terminal, machine: nvml_stub.Machine
 ) -> None:
@@ -60,6 +61,7 @@ def test_with_room_on_another_gpu_nobody_waits_for_one_that_admits_one_process(
     assert [part["device"] for part in held["slices"]] == ["GPU-b"]
 
 
+@pytest.mark.long
 def test_the_doctor_names_a_gpu_that_admits_one_process_with_the_command(
     terminal: Terminal, machine: nvml_stub.Machine
 ) -> None:

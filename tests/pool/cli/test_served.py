@@ -148,6 +148,7 @@ def test_all_of_mine_is_what_a_service_shows_to_who_is_no_administrator(served: 
     assert (again.returncode, again.stdout) == (0, "You hold no slice.\n")
 
 
+@pytest.mark.long
 def test_an_administrator_who_is_shown_others_leases_is_told_to_name_theirs(served: Served) -> None:
     served.start()
     theirs = served.take(NAMELESS)

@@ -63,6 +63,7 @@ def test_a_nvidia_ml_py_that_is_too_old_is_named(terminal: Terminal, pytestconfi
     seen(terminal, folder, "nvidia-ml-py 12.535.133 is too old: it lacks what the NVIDIA driver is", INSTALL)
 
 
+@pytest.mark.long
 def test_a_module_of_no_package_is_named_by_its_file(terminal: Terminal, tmp_path: Path) -> None:
     file = tmp_path / "shadow/pynvml.py"
     file.parent.mkdir()

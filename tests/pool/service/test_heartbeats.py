@@ -107,6 +107,7 @@ async def test_a_client_with_thousands_of_leases_keeps_each(behind_hub: HubServi
 @pytest.mark.parametrize(
     ("ttl", "is_stopped"), [(600, False), (TTL, True)], ids=["gives more time", "does not answer"]
 )
+@pytest.mark.long
 async def test_what_another_service_of_the_process_does_ends_no_lease_of_this_one(
     children: ForkServer,
     pool: Pool,
@@ -213,6 +214,7 @@ async def test_a_token_that_cannot_be_asked_about_excuses_nobody_else(
         assert "eves" not in service.service.log
 
 
+@pytest.mark.long
 async def test_whoever_is_known_is_excused_while_the_hub_fails(children: ForkServer, folder: Path) -> None:
     async with behind_stand_in(children, folder / "pool", f"c.ServeApp.ttl = {TTL}") as (hub, service):
         hub.users = {"adas": "ada", "bobs": "bob"}

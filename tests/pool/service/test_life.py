@@ -114,6 +114,7 @@ async def test_a_service_that_stops_says_so_only_to_those_who_have_time_left(
     assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
 
 
+@pytest.mark.long
 async def test_who_gives_up_while_it_is_away_is_withdrawn_once_it_is_back(
     service: Service,
 ) -> None:

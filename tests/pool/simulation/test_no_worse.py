@@ -121,6 +121,7 @@ def test_while_requests_come_even_an_order_that_leaves_nothing_idle_may_use_less
     assert use(backfill) >= use(strict)
 
 
+@pytest.mark.long
 def test_while_requests_come_fair_uses_on_average_no_less_than_strict_order() -> None:
     for load in (0.5, 1.0, 1.5):
         made = [(seed, load, 0.1 * (seed % 5), 0.5 * (seed % 4 + 1)) for seed in range(20)]

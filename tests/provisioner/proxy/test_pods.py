@@ -165,6 +165,7 @@ async def test_a_restart_where_the_image_has_no_supervisor_replaces_the_pod(
     assert first.command.connection["curve_secretkey"] != second.command.connection["curve_secretkey"]
 
 
+@pytest.mark.long
 async def test_a_restart_where_the_supervisor_does_not_answer_makes_a_new_pod(
     jupyter_env: JupyterEnv, manager: Managers, pods: PodPool
 ) -> None:
