@@ -126,7 +126,7 @@ class Ground(ABC):
         wall, policy = self.clocks.read()[0], Policy()
 
         def faded(used: float, as_of: float, half_life: float) -> float:
-            return float(used * 0.5 ** (max(0.0, wall - as_of) / half_life))
+            return float(used * 0.5 ** (abs(wall - as_of) / half_life))
 
         courses = {
             course: faded(used, as_of, policy.course_half_life)

@@ -180,33 +180,37 @@ SELECT user, course, count(*) AS slices, sum(milli) AS milli, sum(memory_mib) AS
 FROM lease GROUP BY user, course;
 
 -- name: add_use
--- What was used before fades until now; what is of another week or term counts no more.
-INSERT INTO use (course, user, by_user, as_of, week_began, in_week, term_began, in_term)
-VALUES (:course, :user, :by_user, :now, :week_began, :in_week, :term_began, :in_term)
+-- What was used before fades until now; what is of another term counts no more. A time that is still to come was
+-- written while the clock was ahead: what is of then fades as if it were as long ago.
+INSERT INTO use (course, user, by_user, as_of, term_began, in_term)
+VALUES (:course, :user, :by_user, :now, :term_began, :in_term)
 ON CONFLICT (course, user) DO UPDATE SET
-    by_user = by_user * pow(0.5, max(0.0, :now - as_of) / :user_half_life) + excluded.by_user,
+    by_user = by_user * pow(0.5, abs(:now - as_of) / :user_half_life) + excluded.by_user,
     as_of = :now,
-    in_week = iif(week_began = :week_began, in_week, 0) + excluded.in_week,
-    week_began = :week_began,
     in_term = iif(term_began = :term_began, in_term, 0) + excluded.in_term,
     term_began = :term_began;
+
+-- name: add_week_use
+INSERT INTO week_use (course, user, week_began, used) VALUES (:course, :user, :week_began, :in_week)
+ON CONFLICT (course, user, week_began) DO UPDATE SET used = used + excluded.used;
 
 -- name: add_course_use
 INSERT INTO course_use (course, by_course, as_of) VALUES (:course, :by_course, :now)
 ON CONFLICT (course) DO UPDATE SET
-    by_course = by_course * pow(0.5, max(0.0, :now - as_of) / :course_half_life) + excluded.by_course, as_of = :now;
+    by_course = by_course * pow(0.5, abs(:now - as_of) / :course_half_life) + excluded.by_course, as_of = :now;
 
 -- name: course_uses_now
-SELECT course, by_course * pow(0.5, max(0.0, :now - as_of) / :course_half_life) AS by_course FROM course_use;
+SELECT course, by_course * pow(0.5, abs(:now - as_of) / :course_half_life) AS by_course FROM course_use;
 
 -- name: user_uses_now
-SELECT course, user, by_user * pow(0.5, max(0.0, :now - as_of) / :user_half_life) AS by_user FROM use;
+SELECT course, user, by_user * pow(0.5, abs(:now - as_of) / :user_half_life) AS by_user FROM use;
 
 -- name: uses_now
-SELECT course, user,
-       iif(week_began = :week_began, in_week, 0) AS in_week,
+SELECT use.course, use.user,
+       coalesce(week_use.used, 0) AS in_week,
        iif(term_began = :term_began, in_term, 0) AS in_term
-FROM use;
+FROM use LEFT JOIN week_use
+    ON week_use.course = use.course AND week_use.user = use.user AND week_use.week_began = :week_began;
 
 -- name: holding_times
 -- How long what ended lately was held: of the latest, so many of each course and size, the latest request first.

@@ -47,6 +47,7 @@ class UsageTotals:
         }
         values = {"course": lease["course"], "user": lease["user"], **used, **times}
         self._db.run("add_use", values)
+        self._db.run("add_week_use", values)
         self._db.run("add_course_use", values)
 
     def usage(self) -> Usage:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib.resources import files
@@ -21,7 +22,7 @@ from gpu_pool.store import schema
 from gpu_pool.store.database import APPLICATION_ID, Database
 from gpu_pool.store.errors import StoreUnusable
 from gpu_pool.store.schema import migrations, statements
-from gpu_pool_client import Failure
+from gpu_pool_client import Failure, OverQuota
 from support.passes import NO_PASSES
 from support.pools import embedded, identity, running, take
 
@@ -164,6 +165,21 @@ async def test_what_waited_in_the_queue_of_the_cluster_still_does(path: Path) ->
         old.executescript(parked.format("any-V100-32768-0", 2) + parked.format("SIM-V100", 3))
     Database(path).close()
     assert rows(path, "SELECT number, outside FROM lease") == [(2, 1), (3, 0), (4, 0)]
+
+
+async def test_what_was_used_this_week_still_counts(path: Path) -> None:
+    store, now = restored((SCHEMAS / "0015.sql").read_text(), path), time.time()
+    # The Unix epoch was a Thursday.
+    monday = now - (now - 4 * 86_400) % (7 * 86_400)
+    with closing(sqlite3.connect(store)) as old, old:
+        old.execute("DELETE FROM lease")  # what is held counts too
+        old.execute("UPDATE use SET week_began = ?, in_week = 2 * 3600 * 1000.0, in_term = 9e6", (monday,))
+    async with embedded(path, per_user={"gpu_hours_per_week": 1}) as pool:
+        with pytest.raises(OverQuota, match="You used 2.0 GPU-hours this week"):
+            await take(pool, "2%", "new")
+    async with embedded(path, per_user={"gpu_hours_per_term": 2}) as pool:
+        with pytest.raises(OverQuota, match="You used 2.5 GPU-hours this term"):
+            await take(pool, "2%", "new")
 
 
 async def use(path: Path) -> None:
