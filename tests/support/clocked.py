@@ -21,14 +21,15 @@ YEAR = 365 * DAY
 class SetClock:
     """A clock of this boot, and one for people that may be wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float = NOW) -> None:
         self.uptime = 1000.0
+        self._boot = now - self.uptime
         #: By how many seconds that for people is ahead of the right one.
         self.ahead = 0.0
 
     @property
     def wall(self) -> float:
-        return NOW - 1000.0 + self.uptime + self.ahead
+        return self._boot + self.uptime + self.ahead
 
     def clock(self) -> Clock:
         return Clock(lambda: self.wall, lambda: self.uptime)

@@ -551,6 +551,13 @@ class GpuPool(Pool):
         """See ``Pool.history``. With ``user``, of that user alone."""
         return await self.store.run(records.history, since, user)
 
+    async def ended_after(self, place: int, since: float = 0.0) -> tuple[list[EndedLease], int]:
+        """Return what has ended after a place in the order of ends, and the place from which to go on.
+
+        For whoever counts each end once, whatever the clock says. See ``HistoryTable.ended_after``.
+        """
+        return await self.store.run(records.ended_after, place, since)
+
     async def busy_times(self, since: float = 0.0) -> Mapping[str, tuple[tuple[float, float], ...]]:
         """See ``Pool.busy_times``."""
         return await self.store.run(records.busy_times, since)

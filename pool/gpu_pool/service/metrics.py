@@ -156,7 +156,7 @@ class Metrics:
             registry=self._registry,
         )
         self._counted = _CountedLeases(time.time())
-        #: Held from reading the history to counting it: two that read at once would count it twice.
+        #: Held from reading what has ended to counting it: two that read at once would count it twice.
         self._counting = asyncio.Lock()
         #: Requests since the numbers were last read, by handler and status: cheap, since every answer counts.
         self._answered: Counter[tuple[str, int]] = Counter()
@@ -172,10 +172,10 @@ class Metrics:
 
         async with self._counting:
             status = await self._pool.status()
-            # Sums have been counted lease by lease.
-            rows = [row for row in await self._pool.history(self._counted.since) if row.id]
+            rows, place = await self._pool.ended_after(self._counted.place, self._counted.since)
             known = frozenset(await asyncio.to_thread(self._courses))
             self._count(status, rows, known)
+            self._counted.go_on(place)
         now = CollectorRegistry()
         readings = await self._pool.core.read_devices([each.device for each in status.devices])
         now.register(_Now(status, readings, known, time.time()))
@@ -191,7 +191,7 @@ class Metrics:
             self._answers.labels(handler, _outcome(status_code)).inc(number)
         for course, seconds in self._counted.granted((*status.leases, *status.queue), rows):
             self._granted.labels(course_of(course, known)).observe(seconds)
-        for row in self._counted.ended(rows):
+        for row in rows:
             course = course_of(row.course, known)
             self._ended.labels(course, row.reason).inc()
             self._used.labels(course).inc(row.gpu_seconds)
@@ -209,13 +209,13 @@ def _outcome(status: int) -> str:
 class _CountedLeases:
     """What was counted already. Pure but for what it remembers."""
 
-    def __init__(self, since: float) -> None:
-        #: From when on the history is read: when the last one ended that was counted.
-        self.since = since
-        self._began = since
-        #: Leases that live and whose grant is counted, and those that ended at the very time of ``since``.
+    def __init__(self, began: float) -> None:
+        #: After which place in the order of ends leases are counted. The clock may be set at any time.
+        self.place = 0
+        #: From when on they are, Unix seconds: until the first are counted, when the service began.
+        self.since = began
+        #: Leases that live and whose grant is counted.
         self._grants: set[str] = set()
-        self._ends: set[str] = set()
 
     def granted(
         self, living: Iterable[Lease], rows: Iterable[EndedLease]
@@ -229,22 +229,16 @@ class _CountedLeases:
             is_counted, granted_at = lease.id in before, lease.first_held_at
             if is_counted or granted_at is not None:
                 self._grants.add(lease.id)
-            if not is_counted and granted_at is not None and granted_at >= self._began:
+            if not is_counted and granted_at is not None and granted_at >= self.since:
                 yield lease.holder.course, max(0.0, granted_at - lease.requested_at)
+        counted = before | self._grants
         for row in rows:
-            is_counted = row.id in before or row.id in self._ends
-            if not is_counted and row.held_at is not None and row.held_at >= self._began:
+            if row.id not in counted and row.held_at is not None and row.held_at >= self.since:
                 yield row.course, max(0.0, row.held_at - row.requested_at)
 
-    def ended(self, rows: Sequence[EndedLease]) -> Iterable[EndedLease]:
-        """Yield the rows that were not counted yet."""
-        fresh = [row for row in rows if row.id not in self._ends]
-        if fresh:
-            last = max(row.ended_at for row in fresh)
-            at_last = {row.id for row in fresh if row.ended_at == last}
-            self._ends = at_last if last > self.since else self._ends | at_last
-            self.since = max(self.since, last)
-        yield from fresh
+    def go_on(self, place: int) -> None:
+        """Count what ends after this place from now on: all else has been counted."""
+        self.place, self.since = place, 0.0
 
 
 class _Audited:

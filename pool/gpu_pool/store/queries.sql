@@ -237,6 +237,16 @@ SELECT number, id, request, milli, user, course, kernel, requested_at, held_at, 
 FROM history WHERE user = :user AND ended_at >= :since ORDER BY ended_at DESC, number DESC
 LIMIT :most;
 
+-- name: ended_after
+SELECT place, number, id, request, milli, user, course, kernel, requested_at, held_at, ended_at, held_seconds,
+       used / 1000.0 AS gpu_seconds, lent / 1000.0 AS lent_gpu_seconds, burst AS burst_mib_seconds, burst_peak_mib, reason, note, failure, job,
+       peak_mib, mib_seconds / nullif(memory_seconds, 0) AS mean_mib, device_seconds,
+       device_seconds > 0 AS touched
+FROM history WHERE place > :place AND place > 0 AND ended_at >= :since ORDER BY place LIMIT :most;
+
+-- name: last_end
+SELECT coalesce(max(place), 0) FROM history WHERE place > 0;
+
 -- name: sums_of_history
 -- What ended before those that are told one by one, added up as past_use is.
 SELECT user, course, reason, coalesce(device_seconds > 0, -1) AS touched, count(*) AS leases,
@@ -262,13 +272,20 @@ SELECT user, course, reason, touched, leases, requested_at, held_at, ended_at, h
 FROM past_use WHERE user = :user AND ended_at >= :since;
 
 -- name: expired
--- The highest number stays: no number is given out twice.
+-- The highest number and the last end stay: no number and no place is given out twice. So do the latest ends that
+-- nobody has counted yet, who counts them: by a clock that is set they may be of long ago.
 SELECT number FROM history
-WHERE ended_at < :before AND number < (SELECT max(number) FROM history) ORDER BY ended_at LIMIT :most;
+WHERE ended_at < :before AND number < (SELECT max(number) FROM history)
+    AND place < min((SELECT coalesce(max(place), 1) FROM history WHERE place > 0), max(
+        :counted + 1, (SELECT coalesce(max(place), 1) FROM history WHERE place > 0) - :uncounted))
+ORDER BY ended_at LIMIT :most;
 
 -- name: oldest_of_user
 SELECT number FROM history
-WHERE user = :user AND number < (SELECT max(number) FROM history) ORDER BY ended_at LIMIT :most;
+WHERE user = :user AND number < (SELECT max(number) FROM history)
+    AND place < min((SELECT coalesce(max(place), 1) FROM history WHERE place > 0), max(
+        :counted + 1, (SELECT coalesce(max(place), 1) FROM history WHERE place > 0) - :uncounted))
+ORDER BY ended_at LIMIT :most;
 
 -- name: history_rows_of_user
 SELECT count(*) FROM (SELECT 1 FROM history WHERE user = :user LIMIT :most);
@@ -410,13 +427,14 @@ SELECT count(*) FROM lease WHERE asked_for = :number AND state = 'held';
 -- name: remember
 INSERT INTO history (number, id, key, request, milli, user, course, kernel, requested_at, held_at, ended_at,
                      held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds,
-                     failure, batch, lent, burst, burst_peak_mib, job)
+                     failure, batch, lent, burst, burst_peak_mib, job, place)
 SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
        held_before + coalesce(max(0, :now - held_at), 0),
        used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
        peak_mib, mib_seconds, memory_seconds, device_seconds, failure, batch,
        lent + milli * coalesce(max(0, :now - parked_at), 0),
-       burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0), burst_peak_mib, job
+       burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0), burst_peak_mib, job,
+       (SELECT coalesce(max(place), 0) + 1 FROM history WHERE place > 0)
 FROM lease WHERE number = :number;
 
 -- name: delete_lease

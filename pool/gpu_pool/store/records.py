@@ -31,6 +31,12 @@ def history(store: StoreContext, since: float, user: str | None = None) -> list[
         return store.history.read(since, user)
 
 
+def ended_after(store: StoreContext, place: int, since: float) -> tuple[list[EndedLease], int]:
+    """Return what has ended after a place in the order of ends; see ``HistoryTable.ended_after``."""
+    with store.db.snapshot():
+        return store.history.ended_after(place, since)
+
+
 def report_busy(
     store: StoreContext, lease_id: str, spans: Iterable[Span], gives_way_since: float | None = None
 ) -> None:

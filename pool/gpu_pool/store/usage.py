@@ -165,6 +165,9 @@ MOST_OF_USER: Final = 10_000
 _AT_AN_END: Final = 4
 #: Rows that a service moves in one transaction, some milliseconds' work.
 AT_A_TIME: Final = 500
+#: The latest ends that are kept one by one until they are counted, and the place where nobody counts them.
+_MOST_UNCOUNTED: Final = 10_000
+_NOBODY_COUNTS: Final = 1 << 62
 #: Users whose rows are counted in memory.
 _MOST_KNOWN: Final = 4_096
 
@@ -184,6 +187,8 @@ class HistoryTable:
         self._keep = keep
         #: How many rows a user has: counted once, and then with each end that this process records.
         self._rows: dict[str, int] = {}
+        #: Up to which place in the order of ends these were counted, by whoever counts them in this process.
+        self._counted = _NOBODY_COUNTS
 
     def add(self, lease: sqlite3.Row, reason: EndReason) -> None:
         """Keep a lease that ends now, which is then in the history alone; and keep less of older ones."""
@@ -208,7 +213,8 @@ class HistoryTable:
         self._rows[user] = rows
 
     def _sum_up(self, query: str, values: Mapping[str, object]) -> int:
-        numbers = [{"number": row["number"]} for row in self._db.run(query, values).fetchall()]
+        places = {"counted": self._counted, "uncounted": _MOST_UNCOUNTED}
+        numbers = [{"number": row["number"]} for row in self._db.run(query, {**values, **places}).fetchall()]
         for number in numbers:
             self._db.run("add_to_past_use", number)
             self._db.run("delete_from_history", number)
@@ -226,12 +232,24 @@ class HistoryTable:
         found = [*map(_sum, sums), *map(_row, reversed(rows))]
         return sorted(found, key=lambda each: each.ended_at) if sums else found
 
+    def ended_after(self, place: int, since: float) -> tuple[list[EndedLease], int]:
+        """Return what has ended after a place in the order of ends, and not before a time, Unix seconds.
+
+        It comes in that order, at most :data:`MOST_ROWS`, with the place from which the next call goes on.
+        The first call is from 0. What a call asks for is kept one by one until a later one.
+        """
+        self._counted = place
+        rows = self._db.run("ended_after", {"place": place, "since": since, "most": MOST_ROWS}).fetchall()
+        last = rows[-1]["place"] if len(rows) == MOST_ROWS else int(self._db.one("last_end")[0])
+        return [_row(row) for row in rows], last
+
 
 def _row(row: sqlite3.Row) -> EndedLease:
     touched = None if row["touched"] is None else bool(row["touched"])
     failure = read_failure(row["failure"]) if row["failure"] else None
     fields = {**row, "failure": failure, "touched": touched}
     del fields["number"]
+    fields.pop("place", None)
     return EndedLease(**fields)
 
 

@@ -20,8 +20,10 @@ from gpu_pool.devices.inventory import Reading
 from gpu_pool.pool.pool import GpuPool
 from gpu_pool.service.connections import is_within, read_networks
 from gpu_pool.service.metrics import Metrics
-from gpu_pool_client import BadRequest, Device, EndReason, Holder, Process, parse_request
+from gpu_pool.store import records
+from gpu_pool_client import BadRequest, Device, EndReason, Holder, PoolStatus, Process, parse_request
 from gpu_pool_client._remote.exchange import ServerAddress, ask
+from support.clocked import DAY, YEAR, SetClock, clocked_pool
 from support.hub import ADMIN as HUB_ADMIN
 from support.hub import PREFIX, Hub, serving_hub
 from support.pools import device, embedded
@@ -202,6 +204,70 @@ async def test_what_was_before_the_service_is_not_counted(numbers: Numbers) -> N
     numbers.metrics = later
     assert await numbers.value("gpu_pool_grant_seconds_count") == 0
     assert await numbers.value("gpu_pool_leases_ended_total") == 0
+
+
+@pytest.mark.parametrize("jump", [-55 * YEAR, -DAY, DAY, 10 * YEAR])
+async def test_each_end_and_grant_is_counted_once_whatever_the_clock_does(
+    tmp_path: Path, jump: float
+) -> None:
+    times = SetClock(time.time())
+    async with clocked_pool(tmp_path / "store.db", times) as pool:
+        numbers = Numbers(pool)
+        assert await numbers.value("gpu_pool_leases_ended_total") == 0
+        for count, ahead in enumerate([0.0, jump, jump, 0.0, 0.0, jump, 0.0], start=1):
+            times.ahead = ahead
+            times.uptime += 10
+            await pool.release(await numbers.take("10%"))
+            for _ in range(2):
+                assert await numbers.value("gpu_pool_leases_ended_total", reason="released") == count
+                assert await numbers.value("gpu_pool_grant_seconds_count") == count
+        for ahead in (jump, 0.0, jump):  # three that nobody has read in between
+            times.ahead = ahead
+            await pool.release(await numbers.take("10%"))
+        assert await numbers.value("gpu_pool_leases_ended_total", reason="released") == 10
+
+
+async def test_what_is_granted_after_the_clock_was_put_back_is_counted(tmp_path: Path) -> None:
+    times = SetClock(time.time() + 10 * DAY)
+    async with clocked_pool(tmp_path / "store.db", times) as pool:
+        numbers = Numbers(pool)
+        await numbers.take("10%")
+        assert await numbers.value("gpu_pool_grant_seconds_count") == 1
+        times.ahead -= 20 * DAY
+        ended = await numbers.take("10%")
+        assert await numbers.value("gpu_pool_grant_seconds_count") == 2
+        await pool.release(ended)
+        await pool.release(await numbers.take("10%"))
+        assert await numbers.value("gpu_pool_grant_seconds_count") == 3
+
+
+async def test_a_lease_that_ends_while_the_numbers_are_read_is_granted_once(
+    numbers: Numbers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, status = await numbers.take("10%"), numbers.pool.status
+
+    async def then_it_ends() -> PoolStatus:
+        told = await status()
+        await numbers.pool.release(lease)
+        return told
+
+    monkeypatch.setattr(numbers.pool, "status", then_it_ends)
+    assert await numbers.value("gpu_pool_grant_seconds_count") == 1
+
+
+async def test_what_nobody_has_counted_is_kept_until_it_is(tmp_path: Path) -> None:
+    times = SetClock(time.time())
+    async with clocked_pool(tmp_path / "store.db", times, history_days=1) as pool:
+        numbers = Numbers(pool)
+        assert await numbers.value("gpu_pool_leases_ended_total") == 0
+        for count in range(3, 12, 3):
+            for ahead in (-10 * DAY, 10 * DAY, 0.0):
+                times.ahead = ahead
+                await pool.release(await numbers.take("10%"))
+                await pool.store.run(records.forget_old)
+            assert await numbers.value("gpu_pool_leases_ended_total") == count
+            assert await numbers.value("gpu_pool_grant_seconds_count") == count
+        assert await pool.store.run(records.forget_old), "then it becomes sums"
 
 
 async def test_requests_are_counted_by_outcome(numbers: Numbers) -> None:
