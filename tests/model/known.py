@@ -24,7 +24,7 @@ class Known:
     course: str
     request: SliceRequest
     keeper: Life
-    #: Of the wall clock, as are all times but ``ends_by`` and ``deadline``.
+    #: Of the wall clock, as are all times but ``held_from``, ``ends_by`` and ``deadline``.
     asked_at: float
     since: float
     #: What it takes, or would take, of all devices together.
@@ -37,12 +37,13 @@ class Known:
     parts: tuple[Slice, ...] = ()
     first_held_at: float | None = None
     held_at: float | None = None
+    held_from: float = 0.0
     ends_by: float | None = None
     process: Life | None = None
     grace: float = 0.0
     ready_within: float | None = None
     deadline: tuple[float, EndReason] | None = None
-    #: Thousandths, from when and until when it had them.
+    #: Thousandths, from when and until when it had them, by the boot's clock.
     stretches: list[tuple[int, float, float]] = field(default_factory=list)
     reason: EndReason | None = None
     ended_at: float = 0.0
@@ -60,9 +61,9 @@ class Known:
         """Thousandths of a GPU times seconds."""
         return sum(milli * (until - since) for milli, since, until in self.stretches)
 
-    def stop_holding(self, now: float) -> None:
+    def stop_holding(self, uptime: float) -> None:
         if self.held_at is not None:
-            self.stretches.append((self.milli, self.held_at, max(now, self.held_at)))
+            self.stretches.append((self.milli, self.held_from, uptime))
         self.parts, self.held_at, self.ends_by = (), None, None
 
     def measure(self) -> None:

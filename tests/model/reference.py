@@ -77,7 +77,7 @@ class Reference(Resizing):
             self.queue.remove(known)
         else:
             known.home = frozenset(part.device.uuid for part in known.parts)
-        known.stop_holding(self.wall)
+        known.stop_holding(self.uptime)
         known.state, known.reserved = LeaseState.PARKED, ()
 
     def resume(self, known: Known) -> None:
@@ -90,7 +90,7 @@ class Reference(Resizing):
         assert known.state is not LeaseState.ENDED
         if known in self.queue:
             self.queue.remove(known)
-        known.stop_holding(self.wall)
+        known.stop_holding(self.uptime)
         known.state, known.reason, known.ended_at = LeaseState.ENDED, reason, self.wall
 
     # -- Time and death ----------------------------------------------------
@@ -139,7 +139,11 @@ class Reference(Resizing):
         ahead = self.wall - self.uptime
         holdings = [
             Holding(
-                each.user, each.course, each.parts, each.ends_by and each.ends_by + ahead, each.held_at or 0
+                each.user,
+                each.course,
+                each.parts,
+                each.ends_by and each.ends_by + ahead,
+                self.wall - (self.uptime - each.held_from),
             )
             for each in self.held
         ]
@@ -172,6 +176,7 @@ class Reference(Resizing):
         longest = self.sharing.courses.get(known.course, self.sharing.default).longest_lease
         known.ends_by = None if longest is None else self.uptime + max(0.0, longest - known.held_seconds)
         known.state, known.parts, known.held_at, known.reserved = LeaseState.HELD, parts, self.wall, ()
+        known.held_from = self.uptime
         known.first_held_at = self.wall if known.first_held_at is None else known.first_held_at
         known.measure()
         if known.process is None:

@@ -59,8 +59,9 @@ class Resizing(Admitting):
 
     def _hold(self, known: Known, request: SliceRequest, parts: tuple[Slice, ...]) -> None:
         held_at, ends_by = self.wall, known.ends_by
-        known.stop_holding(self.wall)
+        known.stop_holding(self.uptime)
         known.request, known.parts, known.held_at, known.ends_by = request, parts, held_at, ends_by
+        known.held_from = self.uptime
         known.measure()
 
     def _room_for(self, known: Known, request: SliceRequest) -> tuple[Slice, ...] | None:

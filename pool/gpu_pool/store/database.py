@@ -394,6 +394,7 @@ def _connect(
         connection.row_factory = sqlite3.Row
         # SQLite's own is there only if it was built with it.
         connection.create_function("pow", 2, math.pow, deterministic=True)
+        connection.create_function("held_seconds", 4, held_seconds, deterministic=True)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
@@ -401,6 +402,26 @@ def _connect(
         connection.close()
         raise
     return connection
+
+
+def held_seconds(held_at: float | None, held_from: float | None, now: float, uptime: float) -> float:
+    """Return for how long a lease has had what it holds; 0 where it holds nothing.
+
+    That is told by this boot's clock, since that for people may be set meanwhile. What was granted in an
+    earlier boot, or before the former was noted, is told by the latter.
+
+    Parameters
+    ----------
+    held_at
+        Since when, Unix seconds; None where it holds nothing.
+    held_from
+        The same by this boot's clock; None where that was not noted.
+    now, uptime
+        The time by either clock.
+    """
+    if held_at is None:
+        return 0.0
+    return uptime - held_from if held_from is not None and held_from <= uptime else max(0.0, now - held_at)
 
 
 def _create(path: Path) -> None:

@@ -189,7 +189,7 @@ def _park(store: StoreContext, row: sqlite3.Row, *, queued: bool = False) -> Non
         store.use.add(row)
     parkings = yielding.parkings(store, row)
     values = {"number": row["number"], "home": home, "now": store.clock.wall()}
-    values |= {"queued": queued, "unused": unused}
+    values |= {"uptime": store.clock.uptime(), "queued": queued, "unused": unused}
     store.db.run("park", {**values, "parkings": parkings})
     store.db.run("needs_nobody", {"number": row["number"]})
     store.devices.count("give_back", parts)

@@ -133,13 +133,15 @@ SELECT coalesce(max(turn), 0) FROM lease WHERE turn IS NOT NULL;
 
 -- name: insert_lease
 INSERT INTO lease (number, id, key, state, turn, waiting_since, slices, within, request, milli, memory_mib, user, course,
-                   kernel, requested_at, queued_at, first_held_at, held_at, ends_by, terms, keeper, pulse, deadline, deadline_reason, batch, yields)
+                   kernel, requested_at, queued_at, first_held_at, held_at, held_from, ends_by, terms, keeper, pulse,
+                   deadline, deadline_reason, batch, yields)
 VALUES (:number, :id, :key, :state, :turn, :waiting_since, :slices, :within, :request, :milli, :memory_mib, :user, :course,
-        :kernel, :requested_at, :queued_at, :held_at, :held_at, :ends_by, :terms, :keeper, :pulse, :deadline, :deadline_reason, :batch, :yields);
+        :kernel, :requested_at, :queued_at, :held_at, :held_at, :held_from, :ends_by, :terms, :keeper, :pulse,
+        :deadline, :deadline_reason, :batch, :yields);
 
 -- name: grant
 -- Whoever promised a working process while it waited has had nothing to run until now.
-UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now,
+UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '', held_at = :now, held_from = :uptime,
     notice = '', asked_back = NULL, hibernates = 0, idle_since = NULL, asked_for = NULL, resumed_at = NULL,
     returned_at = iif(first_held_at IS NULL, NULL, :uptime),
     lent = lent + milli * coalesce(max(0, :now - parked_at), 0), parked_at = NULL,
@@ -153,9 +155,11 @@ UPDATE lease SET state = 'held', turn = NULL, waiting_since = NULL, reserved = '
 WHERE number = :number;
 
 -- name: resize_held
+-- held_seconds is in database.py.
 UPDATE lease SET request = :request, slices = :slices, milli = :milli, memory_mib = :memory_mib,
-    held_before = held_before + max(0, :now - held_at),
-    used_before = used_before + milli * max(0, :now - held_at), held_at = :now,
+    held_before = held_before + held_seconds(held_at, held_from, :now, :uptime),
+    used_before = used_before + milli * held_seconds(held_at, held_from, :now, :uptime),
+    held_at = :now, held_from = :uptime,
     burst_before = burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0),
     burst_mib = :burst_mib, burst_since = iif(:burst_mib > 0, :now, NULL)
 WHERE number = :number;
@@ -169,15 +173,16 @@ WHERE number = :number;
 UPDATE lease SET turn = :turn, reserved = :reserved WHERE number = :number;
 
 -- name: holdings
-SELECT user, course, request, slices, ends_by, held_at FROM lease WHERE turn IS NULL AND state = 'held';
+SELECT user, course, request, slices, ends_by, held_at, held_from FROM lease WHERE turn IS NULL AND state = 'held';
 
 -- name: accounts
 -- What every user of every course has: held, parked or waiting.
 SELECT user, course, count(*) AS slices, sum(milli) AS milli, sum(memory_mib) AS memory_mib,
-       sum(milli * max(0, :now - max(held_at, :week_began))) AS in_week,
-       sum(milli * max(0, :now - max(held_at, :term_began))) AS in_term,
+       sum(milli * min(held_for, :now - :week_began)) AS in_week,
+       sum(milli * max(0, min(held_for, :now - :term_began))) AS in_term,
        min(ends_by) - :uptime AS ends_in
-FROM lease GROUP BY user, course;
+FROM (SELECT *, iif(state = 'held', held_seconds(held_at, held_from, :now, :uptime), 0) AS held_for FROM lease)
+GROUP BY user, course;
 
 -- name: add_use
 -- What was used before fades until now; what is of another term counts no more. A time that is still to come was
@@ -357,12 +362,12 @@ SELECT EXISTS (SELECT 1 FROM busy WHERE number = :number) AS found;
 -- name: park
 -- Why its slices were asked back is told until it has some again. What ends it ends it still. What is unused
 -- was held for nothing but to be handed over to somebody else's queue: that is no grant, and nobody's use.
-UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, ends_by = NULL,
+UPDATE lease SET state = 'parked', home = :home, slices = '[]', held_at = NULL, held_from = NULL, ends_by = NULL,
     terms = NULL,
     turn = NULL, waiting_since = NULL, reserved = '',
     first_held_at = iif(:unused AND held_before = 0, NULL, first_held_at),
-    held_before = held_before + iif(:unused, 0, coalesce(max(0, :now - held_at), 0)),
-    used_before = used_before + iif(:unused, 0, milli * coalesce(max(0, :now - held_at), 0)),
+    held_before = held_before + iif(:unused, 0, held_seconds(held_at, held_from, :now, :uptime)),
+    used_before = used_before + iif(:unused, 0, milli * held_seconds(held_at, held_from, :now, :uptime)),
     deadline = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline),
     deadline_reason = iif(:queued AND deadline_reason = 'not-ready', NULL, deadline_reason),
     notice = iif(asked_back IS NULL, '', notice), ending = NULL, outside = :queued,
@@ -429,8 +434,9 @@ INSERT INTO history (number, id, key, request, milli, user, course, kernel, requ
                      held_seconds, used, reason, note, slices, peak_mib, mib_seconds, memory_seconds, device_seconds,
                      failure, batch, lent, burst, burst_peak_mib, job, place)
 SELECT number, id, key, request, milli, user, course, kernel, requested_at, first_held_at, :now,
-       held_before + coalesce(max(0, :now - held_at), 0),
-       used_before + milli * coalesce(max(0, :now - held_at), 0), coalesce(ending, :reason), notice, slices,
+       held_before + held_seconds(held_at, held_from, :now, :uptime),
+       used_before + milli * held_seconds(held_at, held_from, :now, :uptime),
+       coalesce(ending, :reason), notice, slices,
        peak_mib, mib_seconds, memory_seconds, device_seconds, failure, batch,
        lent + milli * coalesce(max(0, :now - parked_at), 0),
        burst_before + burst_mib * coalesce(max(0, :now - burst_since), 0), burst_peak_mib, job,
@@ -458,8 +464,8 @@ WITH RECURSIVE found (life) AS (
 SELECT life FROM found WHERE life IS NOT NULL UNION SELECT life FROM lease WHERE turn IS NULL;
 
 -- name: processes
-SELECT number, id, request, process, keeper, pulse, grace, slices, held_at, milli, course, user, ending, notice,
-       turn, deadline, deadline_reason, ends_by
+SELECT number, id, request, process, keeper, pulse, grace, slices, held_at, held_from, milli, course, user, ending,
+       notice, turn, deadline, deadline_reason, ends_by
 FROM lease;
 
 -- name: held

@@ -17,7 +17,7 @@ from gpu_pool.policy.holding_times import FEWEST, MOST_ALIKE
 from gpu_pool.policy.queue import Decision, Holding, Situation, Usage, Waiter
 from gpu_pool.policy.queue_state import HoldingTime, Rules
 from gpu_pool.policy.sharing import Sharing
-from gpu_pool.store.database import Database, Row
+from gpu_pool.store.database import Database, Row, held_seconds
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool.store.lease_table import LeaseTable, read_request
 from gpu_pool.store.usage import UsageTotals
@@ -276,4 +276,6 @@ class StoredQueue:
         ends_at = None if row["ends_by"] is None else self._clock.wall_at(row["ends_by"])
         is_said = read_request(row["request"]).length is not None
         parts = self._devices.read(row["slices"])
-        return Holding(row["user"], row["course"], parts, ends_at, row["held_at"], is_said)
+        now, uptime = self._clock.wall(), self._clock.uptime()
+        since = now - held_seconds(row["held_at"], row["held_from"], now, uptime)
+        return Holding(row["user"], row["course"], parts, ends_at, since, is_said)

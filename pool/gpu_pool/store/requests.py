@@ -131,7 +131,7 @@ def _check(
 def _insert_held(store: StoreContext, row: dict[str, Any], parts: tuple[Slice, ...]) -> None:
     granted = store.leases.granted(row, parts)
     row.update(state="held", turn=None, waiting_since=None, first_held_at=granted["now"])
-    row.update(held_at=granted.pop("now"), **granted)
+    row.update(held_at=granted.pop("now"), held_from=granted["uptime"], **granted)
     store.db.run("insert_lease", row)
     store.devices.count("take", parts)
     store.db.audit_buffer.decided("granted", row, parts, {"waited": 0.0})
@@ -139,7 +139,7 @@ def _insert_held(store: StoreContext, row: dict[str, Any], parts: tuple[Slice, .
 
 def _insert_waiting(store: StoreContext, row: dict[str, Any]) -> None:
     row.update(state="waiting", turn=store.next_turn(), waiting_since=row["requested_at"])
-    row.update(slices="[]", first_held_at=None, held_at=None)
+    row.update(slices="[]", first_held_at=None, held_at=None, held_from=None)
     row.update(ends_by=None, terms=None, deadline=None, deadline_reason=None)
     store.db.run("insert_lease", row)
     store.db.audit_buffer.decided("queued", row)

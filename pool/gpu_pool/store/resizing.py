@@ -150,6 +150,7 @@ class Resizing:
             "slices": self._devices.write(parts),
             "burst_mib": burst.total_mib(parts),
             "now": self._clock.wall(),
+            "uptime": self._clock.uptime(),
         }
         values = {**_asked(row, request, parts), **written}
         self._db.run("resize_held", values)

@@ -10,7 +10,7 @@ from typing import Final
 from gpu_pool.clock import Clock
 from gpu_pool.policy.queue import Policy, Usage, faded_use
 from gpu_pool.policy.quotas import Account
-from gpu_pool.store.database import Database, Row
+from gpu_pool.store.database import Database, Row, held_seconds
 from gpu_pool.store.device_table import DeviceTable
 from gpu_pool.store.lease_table import LeaseTable, read_failure
 from gpu_pool_client import Device, EndedLease, EndReason, Lease, LeaseState
@@ -38,7 +38,7 @@ class UsageTotals:
             return
         times = self._times()
         now, milli = times["now"], lease["milli"]
-        since = min(lease["held_at"], now)
+        since = now - held_seconds(lease["held_at"], lease["held_from"], now, self._clock.uptime())
         used = {
             "by_course": faded_use(milli, since, now, now, self._policy.course_half_life),
             "by_user": faded_use(milli, since, now, now, self._policy.user_half_life),
@@ -64,9 +64,9 @@ class UsageTotals:
         """Yield what quotas count: what is held, parked or waited for, and what was used before."""
         times = self._times()
         for row in self._db.run("accounts", {**times, "uptime": self._clock.uptime()}).fetchall():
-            yield Account(**{**dict(row), "in_week": row["in_week"] or 0.0, "in_term": row["in_term"] or 0.0})
-        for row in self._db.run("uses_now", times).fetchall():
-            yield Account(row["user"], row["course"], in_week=row["in_week"], in_term=row["in_term"])
+            yield Account(**dict(row))
+        for course, user, in_week, in_term in self._db.run("uses_now", times).fetchall():
+            yield Account(user, course, in_week=in_week, in_term=in_term)
 
     def _times(self) -> dict[str, float]:
         now = self._clock.wall()
@@ -192,7 +192,8 @@ class HistoryTable:
 
     def add(self, lease: sqlite3.Row, reason: EndReason) -> None:
         """Keep a lease that ends now, which is then in the history alone; and keep less of older ones."""
-        values = {"number": lease["number"], "now": self._clock.wall(), "reason": reason.value}
+        times = {"now": self._clock.wall(), "uptime": self._clock.uptime()}
+        values = {"number": lease["number"], "reason": reason.value, **times}
         self._db.run("remember", values)
         self._db.run("delete_lease", values)
         self.forget(_AT_AN_END)

@@ -95,6 +95,64 @@ async def test_of_each_user_a_few_weeks_are_kept(users: Users) -> None:
     assert users.weeks() <= 6
 
 
+#: While a lease is held: set right after a wrong start, set wrong, and both in turn.
+JUMPS = [(-55 * YEAR, 0.0), (2 * DAY, 0.0), (0.0, 2 * DAY), (0.0, -55 * YEAR), (10 * YEAR, 0.0), (0.0, -DAY)]
+
+
+@pytest.mark.parametrize(("before", "after"), JUMPS)
+async def test_what_is_held_while_the_clock_is_set_counts_for_as_long_as_it_is_held(
+    users: Users, before: float, after: float
+) -> None:
+    users.times.ahead = before
+    lease = await users.ask("1")
+    users.times.uptime += 1800
+    users.times.ahead = after
+    assert not await users.is_over(), "half an hour of one hour"
+    await users.pool.release(lease.id)
+    assert not await users.is_over()
+    (row,) = [each for each in await users.pool.history() if each.id == lease.id]
+    assert (row.held_seconds, row.gpu_seconds) == (1800, 1800)
+    await users.use("1", 1790)
+    assert not await users.is_over()
+    await users.use("1", 20)
+    assert await users.is_over(), "both counted"
+
+
+async def test_a_clock_that_is_set_uses_up_no_longest_lease(tmp_path: Path) -> None:
+    users = Users(tmp_path / "store.db", default_course={"longest_lease": "2h"})
+    async with users.pool as pool:
+        users.times.ahead = -YEAR
+        lease = await users.ask("1")
+        users.times.uptime += 1800
+        users.times.ahead = 0.0
+        await pool.park(lease.id)
+        again = await pool.resume(lease.id)
+        assert again.terms.ends_at == pytest.approx(users.times.wall + 5400, abs=1)
+        users.times.ahead = YEAR
+        resized = await pool.resize(lease.id, parse_request("50%"))
+        users.times.uptime += 600
+        assert resized.held_before == 1800
+        await pool.release(lease.id)
+        (row,) = await pool.history()
+        assert (row.held_seconds, row.gpu_seconds) == (2400, 1800 + 300)
+
+
+async def test_who_was_granted_by_a_clock_that_was_behind_is_not_last_in_the_queue(tmp_path: Path) -> None:
+    users = Users(tmp_path / "store.db")
+    async with users.pool as pool:
+        await users.ask("30%", "bob")
+        users.times.uptime += 1800
+        users.times.ahead = -YEAR
+        await users.ask("30%", "ada")
+        users.times.ahead = 0.0
+        rest = await users.ask("40%", "eve")
+        waiting = [await users.ask("40%", name) for name in ("bob", "ada")]
+        users.times.uptime += 60
+        await pool.release(rest.id)
+        states = [(await pool.get_lease(lease.id)).state for lease in waiting]
+    assert states == [LeaseState.WAITING, LeaseState.HELD]
+
+
 @pytest.mark.parametrize("ahead", [10 * DAY, 10 * YEAR])
 async def test_what_ended_while_the_clock_was_ahead_fades_once_it_is_right(
     users: Users, ahead: float
