@@ -20,7 +20,7 @@ from support import clean_environment
 # Before anything looks for kernels or settings; see there.
 clean_environment.enter()
 
-from gpu_pool_provisioner.folders import remove_abandoned  # noqa: E402
+from gpu_pool_client._folders import remove_abandoned  # noqa: E402
 from support.hub import hub  # noqa: E402
 from support.service import children, cluster_children  # noqa: E402
 

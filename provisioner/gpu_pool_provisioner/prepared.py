@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_pool_client._folders import HeldFolder
 from gpu_pool_client._log import get_logger
 from gpu_pool_provisioner.environment import PARENT_VARIABLE
-from gpu_pool_provisioner.folders import HeldFolder
 from gpu_pool_provisioner.hibernation.kept import KeptKernel, Program
 from gpu_pool_provisioner.templates import Kind, StartColdError, TemplateProcess, TemplateSettings, templates
 

@@ -25,9 +25,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_pool_client._folders import HeldFolder
 from gpu_pool_client._forks import OwnFile
 from gpu_pool_client._log import get_logger
-from gpu_pool_provisioner.folders import HeldFolder
 
 #: Names the folder to the kernel; gpu_pool_kernels.inkernel.slice_requests knows the names in it, too.
 VARIABLE: Final = "GPU_POOL_RESIZE_DIR"

@@ -28,8 +28,8 @@ from jupyter_client.connect import port_names
 from jupyter_client.session import Session
 from jupyter_core.paths import jupyter_data_dir, secure_write
 
+from gpu_pool_client._folders import HeldFolder
 from gpu_pool_provisioner.environment import is_ipython
-from gpu_pool_provisioner.folders import HeldFolder
 from gpu_pool_provisioner.ports import SUPPORTED, PortReservation
 from gpu_pool_provisioner.proxy.channels import Channels
 from gpu_pool_provisioner.proxy.relay import Relay

@@ -1,4 +1,4 @@
-"""Folders that are there for as long as somebody's process is: for sockets, pipes and connection files.
+"""Folders that are there for as long as somebody's process is, as for sockets, pipes, connection files.
 
 A process that is killed leaves its folders. So each holds a lock on its folder, which the system lets go
 however the process ends, and whoever makes a folder first removes those beside it that nobody holds.
