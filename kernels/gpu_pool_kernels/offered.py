@@ -20,8 +20,8 @@ import shutil
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKerne
 from traitlets import Bool, Float, Instance, List, Type, Unicode, default
 
 from gpu_pool_client import Holder, SliceRequest, connect, parse_request
+from gpu_pool_client._folders import HeldFolder
 from gpu_pool_client._log import EscapingLogger
 from gpu_pool_client._pool import COURSE_VARIABLE, DEFAULT_URL, URL_VARIABLE
 from gpu_pool_client._processes import account_of
@@ -49,6 +50,9 @@ KERNELS_VARIABLE: Final = "GPU_POOL_KERNELS"
 #: What IPython kernels on these slices have imported when they start, as JSON: ``{"modules": ["numpy"]}``,
 #: and with ``"with_server": "2%"`` for which slice that is prepared when the server starts.
 PRELOAD_VARIABLE: Final = "GPU_POOL_PRELOAD"
+
+#: How the names of the folders begin in which the kernels on slices are written.
+_FOLDER: Final = "gpu-pool-kernels-"
 
 #: A kernelspec as managers list it: its ``resource_dir``, and its content as ``spec``.
 _Entry = dict[str, Any]
@@ -88,12 +92,10 @@ class OfferedKernels(KernelSpecManager):
         #: A server's extension looks in a thread, and everybody else on its event loop.
         self._lock = threading.Lock()
         self._course = self._followed()
-        self._folder = Path(tempfile.mkdtemp(prefix="gpu-pool-kernels-"))
-        # At the latest when the process ends.
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        #: Where it writes; None before it has anything to write.
+        self._held: HeldFolder | None = None
         if self._slices is not None:
-            # Where a kernel looks for the next larger one, too.
-            self.kernel_dirs = [str(self._folder)]
+            self.kernel_dirs = []
         #: What has been written, by base: the base and the slices as they were then, and what was made.
         self._made: dict[str, tuple[_Entry, list[SliceRequest], dict[str, _Entry]]] = {}
 
@@ -123,7 +125,7 @@ class OfferedKernels(KernelSpecManager):
         if name is None:
             raise NoSuchKernel(kernel_name)
         entry = specs[name]
-        if Path(entry["resource_dir"]).parent == self._folder:
+        if self._slices is not None and _is_on_slice(entry["spec"]):
             return self.kernel_spec_class(resource_dir=entry["resource_dir"], **entry["spec"])
         return self.inner.get_kernel_spec(name)
 
@@ -132,35 +134,56 @@ class OfferedKernels(KernelSpecManager):
         slices = self._slices or []
         if self._course is not None:
             slices = self._slices = sorted(self._course.now(), key=by_size)
+        try:
+            kernels = self._kernels()
+        except OSError as error:
+            EscapingLogger(self.log).warning("No kernel can be offered on slices: %s", error)
+            return {}
         made = {
-            name: self._over(name, entry, slices)
+            name: self._over(name, entry, slices, kernels)
             for name, entry in plain.items()
             if self._is_base(name, entry)
         }
         self._made = {name: (plain[name], slices, entries) for name, entries in made.items()}
         offered = {name: entry for entries in made.values() for name, entry in entries.items()}
         # Remove what is not offered any more, so that no kernel names it as the next larger one.
-        for folder in self._folder.iterdir():
-            if folder.name not in offered:
-                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # it is gone just now, and made again at the next look
+            for folder in kernels.iterdir():
+                if folder.name not in offered:
+                    shutil.rmtree(folder, ignore_errors=True)
         return offered
+
+    def _kernels(self) -> Path:
+        """Return the folder of the kernelspecs. Raises ``OSError`` where there can be none.
+
+        It is another one once somebody, such as a cleaner of temporary files, has removed it, and in a
+        forked child, since that one is its parent's.
+        """
+        if self._held is None or not self._held.close.alive or not Path(self._held.path).is_dir():
+            self._made = {}
+            self._held = HeldFolder(tempfile.gettempdir(), _FOLDER)
+            # Where a kernel looks for the next larger one, too.
+            self.kernel_dirs = [f"{self._held.path}/kernels"]
+        kernels = Path(self._held.path, "kernels")
+        kernels.mkdir(exist_ok=True)
+        return kernels
 
     def _is_base(self, name: str, entry: _Entry) -> bool:
         spec = entry["spec"]
         is_wanted = name in self.bases if self.bases else spec.get("language", "").lower() == "python"
         return is_wanted and provisioner_of(spec) in (None, "local-provisioner")
 
-    def _over(self, base: str, entry: _Entry, slices: list[SliceRequest]) -> dict[str, _Entry]:
+    def _over(self, base: str, entry: _Entry, slices: list[SliceRequest], kernels: Path) -> dict[str, _Entry]:
         known, made_of, entries = self._made.get(base, (None, [], {}))
-        if (known, made_of) == (entry, slices):
+        if (known, made_of) == (entry, slices) and all(map(_is_there, entries.values())):
             return entries
         try:
-            return dict(self._make(base, entry, size) for size in slices)
+            return dict(self._make(base, entry, size, kernels) for size in slices)
         except OSError as error:
             EscapingLogger(self.log).warning("The kernel %s cannot be offered on slices: %s", base, error)
             return {}
 
-    def _make(self, base: str, entry: _Entry, size: SliceRequest) -> tuple[str, _Entry]:
+    def _make(self, base: str, entry: _Entry, size: SliceRequest, kernels: Path) -> tuple[str, _Entry]:
         name, spec = folder_name(base, size), entry["spec"]
         preload = self._preload if can_preload(spec) else None
         with_server = preload is not None and size == self._with_server
@@ -170,8 +193,8 @@ class OfferedKernels(KernelSpecManager):
         content = kernel_json(
             {**spec, "argv": in_place}, base, size, preload=preload, with_server=with_server
         )
-        write_kernel(self._folder / name, base, Path(entry["resource_dir"]), content, size)
-        return name, {"resource_dir": str(self._folder / name), "spec": content}
+        write_kernel(kernels / name, base, Path(entry["resource_dir"]), content, size)
+        return name, {"resource_dir": str(kernels / name), "spec": content}
 
     def _followed(self) -> CourseOffers | None:
         """Return the course that is followed; None for a server of none, or that has a slice itself."""
@@ -207,6 +230,10 @@ class OfferedKernels(KernelSpecManager):
                 "%s cannot be read, so nothing is preloaded: %r", PRELOAD_VARIABLE, error
             )
             return None, None
+
+
+def _is_there(entry: _Entry) -> bool:
+    return Path(entry["resource_dir"], "kernel.json").exists()
 
 
 def _is_on_slice(spec: Mapping[str, Any]) -> bool:
