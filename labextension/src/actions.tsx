@@ -3,7 +3,8 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { ApiError } from './api';
-import { ISlice, SliceState } from './contract';
+import { ISlice } from './contract';
+import { answered, IOutcome, isOutdated, refused, startFresh } from './outcomes';
 import {
   about,
   Action,
@@ -16,10 +17,6 @@ import {
 } from './texts';
 import { ISlices } from './tokens';
 
-/** Milliseconds for which an answer is shown, and for which it is if it is a refusal. */
-const READ = 20_000;
-const READ_REFUSAL = 120_000;
-
 interface IProps {
   slice: ISlice;
   /** Other kernels, which are idle, and whose slices it might have. */
@@ -30,17 +27,12 @@ interface IProps {
   trans: TranslationBundle;
 }
 
-interface IOutcome {
-  text: string;
-  isError: boolean;
-  /** Where the slice was then; what was said is out of date once it is somewhere else. */
-  state: SliceState | null;
-}
-
 /** What may be done with a slice now, each with what it costs. */
 export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.Element {
   const [outcome, setOutcome] = React.useState<IOutcome | null>(null);
   const [isBusy, setBusy] = React.useState(false);
+  const latest = React.useRef(slice);
+  latest.current = slice;
   const id = slice.kernel_id;
   const offered = slice.actions;
   const waits = ['waiting', 'resuming', 'parked', 'asleep'].includes(slice.state);
@@ -48,11 +40,11 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
     if (!outcome) {
       return;
     }
-    const timer = window.setTimeout(() => setOutcome(null), outcome.isError ? READ_REFUSAL : READ);
+    const timer = window.setTimeout(() => setOutcome(null), outcome.shownFor);
     return () => window.clearTimeout(timer);
   }, [outcome]);
   React.useEffect(() => {
-    if (outcome && outcome.state !== null && outcome.state !== slice.state) {
+    if (outcome && isOutdated(outcome, slice)) {
       setOutcome(null);
     }
   }, [outcome, slice.state]);
@@ -66,15 +58,14 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
     if (losesVariables(of, action) && !(await isConfirmed(of, action, label, trans))) {
       return;
     }
+    // While it was confirmed, the slice may have changed.
+    const then = of === slice ? latest.current : of;
     setBusy(true);
     setOutcome(null);
     try {
-      const text = await call();
-      const restarts = action === 'restart' || action === 'start-fresh';
-      // A restart goes through states of its own.
-      setOutcome({ text, isError: false, state: restarts ? null : of.state });
+      setOutcome(answered(await call(), action, then));
     } catch (error) {
-      setOutcome({ text: words(error), isError: true, state: null });
+      setOutcome(refused(words(error)));
     }
     setBusy(false);
   };
@@ -89,10 +80,6 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
     return (await restart())
       ? trans.__('The kernel was restarted on %1.', sizeInSentence(size, trans))
       : message;
-  };
-  const startFresh = async (): Promise<string> => {
-    await restart();
-    return trans.__('The kernel was started afresh.');
   };
   const row = (
     action: Action,
@@ -144,7 +131,7 @@ export function Actions({ slice, others, slices, restart, trans }: IProps): JSX.
           () => slices.resume(id)
         )}
       {(slice.left_kernel || slice.wake_error) &&
-        row('start-fresh', trans.__('Start fresh'), startFresh)}
+        row('start-fresh', trans.__('Start fresh'), () => startFresh(restart, trans))}
       {offered.resize?.sizes.length &&
         row('resize', trans.__('Change the size'), resize, sizes(offered.resize.sizes))}
       {offered.restart?.sizes.length &&

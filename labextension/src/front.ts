@@ -1,5 +1,6 @@
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { ISessionContext } from '@jupyterlab/apputils';
+import { KernelAPI } from '@jupyterlab/services';
 import { VDomModel } from '@jupyterlab/ui-components';
 import { Widget } from '@lumino/widgets';
 
@@ -12,6 +13,26 @@ const TICK = 10_000;
 /** Notebooks and consoles have one, and so have the documents of other extensions that run kernels. */
 export function contextOf(widget: Widget | null): ISessionContext | null {
   return (widget as any)?.sessionContext ?? null;
+}
+
+/**
+ * Restart a kernel through the page's own connection, so that its running cells are told.
+ *
+ * Does nothing, and returns false, once none of the contexts has it, or it has ended.
+ */
+export async function restart(
+  contexts: Iterable<ISessionContext | null>,
+  kernelId: string
+): Promise<boolean> {
+  const found = Array.from(contexts).find(each => each?.session?.kernel?.id === kernelId);
+  const kernel = found?.session?.kernel;
+  // That another page has ended it, this one may not have heard; and a restart that fails, JupyterLab tells
+  // the browser's console alone.
+  if (!found || !kernel || !(await KernelAPI.getKernelModel(kernelId, kernel.serverSettings))) {
+    return false;
+  }
+  await found.restartKernel();
+  return true;
 }
 
 /** The slice of the notebook or console in front; its state changes with whatever is shown of it. */
@@ -44,19 +65,9 @@ export class FrontSlice extends VDomModel {
     return this._widget;
   }
 
-  /**
-   * Restart that kernel through the page's own connection, so that its running cells are told.
-   *
-   * Does nothing, and returns false, once nothing that is open has it.
-   */
+  /** Restart that kernel; false where nothing that is open has it any more, or it has ended. */
   async restart(kernelId: string): Promise<boolean> {
-    const contexts = Array.from(this.shell.widgets('main')).map(each => contextOf(each));
-    const found = contexts.find(each => each?.session?.kernel?.id === kernelId);
-    if (!found) {
-      return false;
-    }
-    await found.restartKernel();
-    return true;
+    return restart(Array.from(this.shell.widgets('main'), contextOf), kernelId);
   }
 
   /** The path of what is in front. */

@@ -6,8 +6,9 @@ import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/tran
 import { DisposableDelegate, IDisposable } from '@lumino/disposable';
 
 import { isConfirmed, words } from './actions';
-import { contextOf } from './front';
+import { contextOf, restart } from './front';
 import { INotice, isCurrent, Kind, Notices } from './notices';
+import { startFresh } from './outcomes';
 import { ISlices } from './tokens';
 
 /** The settings, as in schema/plugin.json. */
@@ -137,16 +138,17 @@ class LeftKernels {
   private async startFresh(kernelId: string, label: string): Promise<void> {
     const slice = this.slices.slice(kernelId);
     if (slice && (await isConfirmed(slice, 'start-fresh', label, this.trans))) {
-      await this.act(kernelId, async () => this.context(kernelId)?.restartKernel());
+      const restarted = (): Promise<boolean> => restart(this.contexts, kernelId);
+      await this.act(kernelId, () => startFresh(restarted, this.trans));
     }
   }
 
-  private async act(kernelId: string, call: () => Promise<unknown>): Promise<void> {
+  private async act(kernelId: string, call: () => Promise<string>): Promise<void> {
     takeAway(kernelId);
     try {
-      await call();
+      Shown.info(await call(), { autoClose: SHORT });
     } catch (error) {
-      Shown.error(words(error));
+      Shown.error(words(error), { autoClose: false });
     }
   }
 

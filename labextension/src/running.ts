@@ -128,7 +128,7 @@ class SliceSection implements IRunningSessions.IManager {
           break;
       }
     } catch (error) {
-      Notification.error(`${title(slice)}: ${words(error)}`);
+      Notification.error(`${title(slice)}: ${words(error)}`, { autoClose: false });
     }
   }
 

@@ -311,6 +311,7 @@ async def test_what_an_idle_kernel_of_ones_own_holds_can_be_given_back(
     await expect(panel(page)).to_contain_text("It is yours, idle, and holds 50%. Its variables are kept")
     await snap("own-idle-kernel.png")
     await panel(page).get_by_role("button", name="Give back the slice of Untitled.ipynb").click()
+    await expect(panel(page).get_by_role("status")).not_to_be_empty()
     await expect(status(page)).to_have_text("whole GPU · 32 GiB")
 
 
@@ -347,6 +348,39 @@ async def test_a_refusal_is_shown_by_what_it_says(course: None, page: Page) -> N
     await status(page).click()
     await panel(page).get_by_role("button", name="Keep").click()
     await expect(panel(page).get_by_role("alert")).to_have_text("The pool is closed. Come back tomorrow.")
+
+
+async def test_a_kernel_that_another_page_has_ended_is_not_said_to_be_started_afresh(
+    new_page: Page, lab: Lab
+) -> None:
+    """A server leaves kernels on disk only with CRIU: these states are made on their way."""
+
+    def left(text: str | bytes) -> str:
+        state = json.loads(text)
+        for each in state["slices"]:
+            each["left_kernel"] = "from today 10:00"
+        return json.dumps(state)
+
+    async def leave(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+        server.on_message(lambda text: socket.send(left(text)))
+
+    await new_page.route_web_socket(re.compile("gpu-pool/api/events"), leave)
+    await open_and_run(new_page, lab, SMALL)
+    await (
+        told(new_page, "Your kernel from today 10:00 is here")
+        .get_by_role("button", name="Start fresh")
+        .click()
+    )
+    dialog = new_page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("all variables are lost, on disk, too")
+    server, _, token = lab.url.partition("lab?token=")
+    asks = {"Authorization": f"token {token}"}
+    (kernel,) = await (await new_page.request.get(f"{server}api/kernels", headers=asks)).json()
+    ended = await new_page.request.delete(f"{server}api/kernels/{kernel['id']}", headers=asks)
+    assert ended.ok
+    await dialog.get_by_role("button", name="Start fresh").click()
+    await expect(told(new_page, "The kernel was not started afresh")).to_be_visible()
 
 
 async def test_memory_is_drawn_where_it_is_measured(new_page: Page, lab: Lab) -> None:
