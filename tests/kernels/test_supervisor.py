@@ -18,7 +18,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from gpu_pool_client._pods import last_output
 from gpu_pool_kernels.inkernel.job import hold_ports
-from gpu_pool_provisioner.launchers.supervised import SupervisorAway
+from gpu_pool_provisioner.launchers.supervised import KernelNotStarted, SupervisorAway
 from support.cgroups import limited_memory
 from support.frameworks import write_torch
 from support.many_files import left_open
@@ -210,6 +210,30 @@ async def test_what_was_written_last_is_told_with_a_kernel_s_end_and_stays_in_th
         await pod.asked("import os; os._exit(3)", reply=False)
         assert (await control.exited(), control.last_words) == (3, "")
     assert "Fatal Python error: Aborted" in pod.log.read_text()
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether a process waits for something to come, and does not run."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+async def test_where_a_kernel_has_ended_before_it_listened_nothing_computes_until_the_next(
+    tmp_path: Path,
+) -> None:
+    profile, ends = tmp_path / "ipython/profile_default", tmp_path / "ends"
+    profile.mkdir(parents=True)
+    wanted = f"import os\nif os.path.exists({str(ends)!r}): os._exit(3)"
+    (profile / "ipython_kernel_config.py").write_text(wanted)
+    async with supervised(tmp_path, "--linger", "600") as pod:
+        control = await pod.connect()
+        assert await pod.value(IS_FORKED) == "True"
+        ends.touch()
+        with pytest.raises(KernelNotStarted, match="ended with status 3 before it listened"):
+            await control.restart(within=WITHIN)
+        await eventually(lambda: is_asleep(pod.process.pid))
+        ends.unlink()
+        await control.restart(within=WITHIN)
+        assert await pod.value(IS_FORKED) == "True"
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpu_pool_provisioner.launchers.supervised import KernelNotStarted, SupervisorAway, SupervisorConnection
+from support.pools import eventually
 from support.ports import free_port
 from support.supervisors import KEY, Supervised, supervised
+
+TINY = (sys.executable, str(Path(__file__).parents[1] / "support/tiny_kernel.py"), "{connection_file}")
+#: Replies of which the system does not keep all for who does not read.
+MORE_THAN_IS_KEPT = 10_000
 
 
 class Raw:
@@ -111,6 +118,41 @@ async def test_what_is_signed_and_makes_no_sense_is_refused(tmp_path: Path) -> N
         deep.writer.write(mac + b" " + content + b"\n")
         assert await deep.is_closed()
         await control.restart(within=60)
+
+
+def sockets_of(pid: int) -> set[str]:
+    """Return the sockets that a process has open; none of one that has ended."""
+    found = set()
+    for each in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            found.add(str(each.readlink()))
+    return {each for each in found if each.startswith("socket:")}
+
+
+async def test_who_reads_no_reply_does_not_end_the_supervisor(tmp_path: Path) -> None:
+    """Replies to restarts are sent after all were heard that ask."""
+    folder = tmp_path.joinpath(*["long" * 60] * 10)  # which the replies name
+    folder.mkdir(parents=True)
+    kernel, moved = folder / "kernel", tmp_path / "kernel"
+    kernel.write_text(f'#!/bin/sh\nexec {TINY[0]} {TINY[1]} "$1"\n')
+    kernel.chmod(0o755)
+    argv = (str(kernel), TINY[2])
+    async with supervised(tmp_path, "--linger", "600", argv=argv, encrypts=False) as pod:
+        control = await pod.connect()
+        await pod.asked("hello")
+        before = sockets_of(pod.process.pid)
+        deaf = await Raw.open(pod)
+        kernel.rename(moved)
+        transport = deaf.writer.transport
+        assert isinstance(transport, asyncio.ReadTransport)
+        transport.pause_reading()
+        deaf.writer.write(b"".join(deaf.line(n=n + 1, verb="restart") for n in range(MORE_THAN_IS_KEPT)))
+        assert await control.exited() == -signal.SIGKILL
+        await eventually(lambda: sockets_of(pod.process.pid) <= before)  # it was given up
+        deaf.writer.close()
+        moved.rename(kernel)
+        await control.restart(within=60)
+        assert (await pod.asked("hello"))["status"] == "ok"
 
 
 async def test_strangers_who_keep_connections_open_lock_nobody_out(tmp_path: Path) -> None:

@@ -179,7 +179,8 @@ class ControlPort:
 
     def sockets(self) -> "list[socket.socket]":
         """Return those that are to be read once there is something."""
-        return [self._listener, *(each.socket for each in self._connections)]
+        # Those that were closed after all were heard, since they read no reply, are dropped when these are.
+        return [self._listener, *(each.socket for each in self._connections if each.is_open)]
 
     def asked(self, readable: "Any") -> "Iterator[tuple[ControlConnection, dict[str, Any]]]":
         """Yield what is asked by those that can be read now."""

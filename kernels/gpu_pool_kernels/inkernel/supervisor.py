@@ -103,6 +103,13 @@ class Kernel:
             self._channel = None
         self.is_bound |= time.monotonic() > self.began_at + _LISTENS_WITHIN
 
+    def note_end(self, status: int) -> None:
+        """Take note of how it has ended. What can be read then, for good, is to be read no more."""
+        self.status = status
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
     def signal(self, number: int) -> None:
         """Send a signal to it and what it has started, unless it has ended."""
         if self.status is None:
@@ -295,7 +302,8 @@ class Supervisor:
     def _note_end(self, status: int) -> None:
         kernel = self._kernel
         assert kernel is not None
-        kernel.status, self._ended_at = status, time.monotonic()
+        kernel.note_end(status)
+        self._ended_at = time.monotonic()
         before, self._kills = self._kills, free_memory.memory_kills()
         # Memory that was used up ends a process by this signal, and perhaps only one that the kernel started.
         out_of_memory = status == -signal.SIGKILL and self._kills > before
