@@ -23,6 +23,7 @@ from support.cgroups import limited_memory
 from support.frameworks import write_torch
 from support.many_files import left_open
 from support.pools import eventually
+from support.ports import keepalive_of
 from support.supervisors import (
     IS_FORKED,
     children_of,
@@ -272,6 +273,19 @@ async def test_a_kernel_ends_once_its_server_has_been_away_for_as_long_as_it_may
         control.close()
         assert await pod.ended() == 128 + signal.SIGTERM
         assert "its server has not been heard of" in pod.log.read_text()
+
+
+async def test_a_server_whose_machine_is_gone_without_a_word_counts_as_away_within_half_a_minute(
+    tmp_path: Path,
+) -> None:
+    async with supervised(tmp_path, "--alone", "600") as pod:
+        await pod.connect()
+
+        def both_look() -> bool:
+            ends = keepalive_of(pod.port)
+            return len(ends) == 2 and all(after is not None and after <= 15 for after in ends)
+
+        await eventually(both_look)
 
 
 async def test_where_no_server_could_reach_it_no_kernel_runs(tmp_path: Path) -> None:

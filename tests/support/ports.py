@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,17 @@ def write_connection(path: Path, key: bytes = b"") -> tuple[str, dict[str, Any]]
     ports = dict(zip(port_names, free_ports(len(port_names)), strict=True))
     name, info = write_connection_file(str(path), key=key, **ports)
     return name, dict(info)
+
+
+def keepalive_of(port: int) -> list[float | None]:
+    """Return of each end on this machine of a port's connections when it looks whether the other still is.
+
+    In seconds from now; None for one that does not look, or has something else to do first.
+    """
+    found: list[float | None] = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, here, there, state, _, timer = line.split()[:6]
+        if state == "01" and f":{port:04X}" in here + there:  # it is established
+            kind, _, ticks = timer.partition(":")
+            found.append(int(ticks, 16) / os.sysconf("SC_CLK_TCK") if kind == "02" else None)
+    return found

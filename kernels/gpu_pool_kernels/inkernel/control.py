@@ -33,6 +33,8 @@ _SHOWN_WITHIN = 10.0
 _MAX_KNOWN = 3
 #: The same for those whose sender has not.
 _MAX_UNKNOWN = 16
+#: Of a connection in which nothing is said: seconds until it is asked whether it still is, and how often.
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 _NONCE_DIGITS = 64
 #: The kernel listens at all addresses of its pod.
 _EVERYWHERE = ("", "*", "0.0.0.0")  # noqa: S104 - a pod's
@@ -109,6 +111,7 @@ class ControlConnection:
 
     def __init__(self, connected: socket.socket, key: bytes, now: float) -> None:
         connected.setblocking(False)
+        keep_alive(connected)
         self.socket = connected
         self._lines = SignedLines(key)
         #: When it must have shown that it has the key.
@@ -213,6 +216,15 @@ class ControlPort:
         for each in self._connections:
             if each.is_trusted:
                 each.send(message)
+
+
+def keep_alive(connected: socket.socket) -> None:
+    """Let a machine that is gone without a word end the connection, within half a minute."""
+    with contextlib.suppress(OSError):  # it has ended
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            if hasattr(socket, option):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _listener(address: str, port: int) -> socket.socket:

@@ -13,8 +13,9 @@ import hashlib
 import hmac
 import os
 import secrets
-import socket
 from typing import Any, Tuple  # noqa: UP035 - for Python 3.8
+
+from .control import keep_alive
 
 Streams = Tuple[asyncio.StreamReader, asyncio.StreamWriter]  # noqa: UP006
 
@@ -71,6 +72,7 @@ async def _connected(address: str, port: int, after: float) -> "tuple[str, Strea
     """Return an address, a connection to it, and what is said there first."""
     await asyncio.sleep(after)
     reader, writer = await asyncio.wait_for(asyncio.open_connection(address, port), _CONNECTS_WITHIN)
+    keep_alive(writer.get_extra_info("socket"))
     try:
         theirs = (await asyncio.wait_for(reader.readuntil(), _ANSWERS_WITHIN)).decode().strip()
     except BaseException:
@@ -120,17 +122,19 @@ async def _connect(told: "dict[str, Any]", what: str, port: int) -> None:
     except OSError:
         return  # nobody listens there: the server hears nothing, and gives up
     try:
-        there = await dial(told, what)
+        await pass_on(here, await dial(told, what))
     except OSError:
-        here[1].close()
         return
-    await pass_on(here, there)
+    finally:
+        here[1].close()
 
 
 async def serve(told: "dict[str, Any]") -> None:
-    """Do what the server asks for, until the connection to it ends."""
+    """Do what the server asks for, until the connection to it ends: nothing of that goes on then.
+
+    Where that server is gone without a word, whoever is connected by the tunnel hears of it in no other way.
+    """
     reader, writer = await dial(told, "control")
-    keep_alive(writer)
     under_way = set()
     try:
         while True:
@@ -142,15 +146,8 @@ async def serve(told: "dict[str, Any]") -> None:
         return
     finally:
         writer.close()
-
-
-def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Notice within a minute or so that the other machine has gone."""
-    found = writer.get_extra_info("socket")
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        for task in list(under_way):
+            task.cancel()
 
 
 async def run(told: "dict[str, Any]", parent: int) -> None:

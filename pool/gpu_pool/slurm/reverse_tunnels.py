@@ -32,6 +32,9 @@ NAMES: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_po
 _WITHIN: Final = 10.0
 #: Connections at a time of which it is not known yet whose they are; one more is closed at once.
 _MOST_UNKNOWN: Final = 64
+#: Of a connection in which nothing is said: seconds until it is asked whether it still is, and how often.
+#: The jobs' ends do the same.
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 #: Bytes that are passed on at a time.
 _CHUNK: Final = 65_536
 
@@ -155,6 +158,7 @@ class ReverseTunnels:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._sockets.add(writer)
+        _keep_alive(writer.get_extra_info("socket"))
         if self._unknown >= _MOST_UNKNOWN:
             writer.close()
             return
@@ -199,7 +203,6 @@ class ReverseTunnels:
         """Have a job's ports reachable for as long as this connection lasts."""
         if tunnel.control is not None:
             tunnel.control.close()  # it has connected anew
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not tunnel.ports:
             try:
                 await _listen_for(tunnel)
@@ -269,6 +272,15 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(_CHUNK):
             writer.write(data)
             await writer.drain()
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    """Let a node that is gone without a word end the connection, within half a minute."""
+    with suppress(OSError):  # it has ended
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            if hasattr(socket, option):  # other systems name them otherwise
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _close(tunnel: _Tunnel) -> None:

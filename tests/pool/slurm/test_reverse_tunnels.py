@@ -18,7 +18,7 @@ from gpu_pool.slurm.reverse_tunnels import NAMES, ReverseTunnels
 from gpu_pool_client import BadRequest
 from gpu_pool_kernels.inkernel import reverse_tunnel
 from support.jupyter_env import eventually
-from support.ports import free_ports
+from support.ports import free_ports, keepalive_of
 
 
 @pytest.fixture
@@ -72,6 +72,47 @@ async def test_a_port_of_the_job_is_reached_through_it(tunnels: ReverseTunnels) 
         reader, writer = await asyncio.open_connection("127.0.0.1", ports["shell_port"])
         writer.write(b"hello\n")
         assert await reader.readuntil() == b"from the job: hello\n"
+        writer.close()
+        await _end(serving)
+
+
+async def test_what_is_connected_through_it_ends_with_it(tunnels: ReverseTunnels) -> None:
+    """A kernel ends whose server is away, and hears in no other way of one that is gone without a word."""
+    ended = asyncio.Event()
+
+    async def kernel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello\n")
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(kernel, "127.0.0.1", 0) as listening:
+        told = await _told(tunnels, "1-a", listening.sockets[0].getsockname()[1])
+        serving = asyncio.create_task(reverse_tunnel.serve(told))
+        ports = await _connected(tunnels, "1-a")
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports["supervisor"])
+        assert await reader.readuntil() == b"hello\n"
+        tunnels.forget("1-a")  # closes the connection in which the job is asked for others
+        await eventually(ended.is_set)
+        assert await reader.read() == b""
+        writer.close()
+        await _end(serving)
+
+
+async def test_both_ends_of_all_its_connections_notice_within_half_a_minute_that_the_other_is_gone(
+    tunnels: ReverseTunnels,
+) -> None:
+    async with await asyncio.start_server(_echo, "127.0.0.1", 0) as kernel:
+        told = await _told(tunnels, "1-a", kernel.sockets[0].getsockname()[1])
+        serving = asyncio.create_task(reverse_tunnel.serve(told))
+        ports = await _connected(tunnels, "1-a")
+        _, writer = await asyncio.open_connection("127.0.0.1", ports["shell_port"])
+
+        def all_look() -> bool:
+            ends = keepalive_of(told["port"])
+            return len(ends) == 4 and all(after is not None and after <= 15 for after in ends)
+
+        await eventually(all_look)
         writer.close()
         await _end(serving)
 
