@@ -31,3 +31,9 @@ INSERT INTO use_of_term (course, user, by_user, as_of, term_began, in_term)
 SELECT course, user, by_user, as_of, term_began, in_term FROM use;
 DROP TABLE use;
 ALTER TABLE use_of_term RENAME TO use;
+-- In which order leases have ended, whatever the clock said; 0 of what ended before this was noted.
+ALTER TABLE history ADD COLUMN place INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX history_by_place ON history (place) WHERE place > 0;
+-- Since when a lease has had its slices, by this boot's clock, while held: for how long is told by that, since the
+-- clock for people may be set meanwhile. NULL where they were granted before this was noted.
+ALTER TABLE lease ADD COLUMN held_from REAL;
