@@ -54,6 +54,17 @@ class SliceEnvironment:
         self.variables: Mapping[str, str] = slice_environment(
             lease, self._python, self._environment, hook=self.takes_changes
         )
+        self._at_start = self.variables
+        self._has_changed: set[str] = set()
+
+    @property
+    def changed(self) -> dict[str, tuple[str | None, str | None]]:
+        """All variables that have changed since the kernel's start, each with its value then and now.
+
+        Also those that are as they were then: the kernel may have heard of them meanwhile.
+        """
+        names = sorted(self._has_changed)
+        return {name: (self._at_start.get(name), self.variables.get(name)) for name in names}
 
     def change(self, lease: Lease) -> dict[str, tuple[str | None, str | None]]:
         """Return the variables that change, each with its value before and now; None where it is unset."""
@@ -61,6 +72,7 @@ class SliceEnvironment:
         now = slice_environment(lease, self._python, self._environment, hook=self.takes_changes)
         self.variables = now
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        self._has_changed.update(names)
         return {name: (before.get(name), now.get(name)) for name in names}
 
 

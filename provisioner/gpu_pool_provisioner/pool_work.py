@@ -619,6 +619,16 @@ class PoolWork:
         until = "" if can_restart else " A restart brings back the size it was started with."
         return {"granted": True, "message": _has(lease) + until, "variables": on_slice.change(lease)}
 
+    async def answer(
+        self, size: str, on_slice: SliceEnvironment, *, can_restart: bool = True
+    ) -> dict[str, Any]:
+        """Grant it as :meth:`grant`, and return that for a kernel that may have read no answer before.
+
+        ``variables`` is all that has changed since its start, also where nothing is granted now.
+        """
+        granted = await self.grant(size, on_slice, can_restart=can_restart)
+        return {**granted, "variables": on_slice.changed}
+
     async def _check_unused(self, wanted: SliceRequest) -> None:
         """Raise ``NotAllowed`` where a kernel in a pod has used its device, which only its limit may follow.
 

@@ -450,7 +450,7 @@ class GPUPoolProvisioner(SliceSettings):
         if self._resize_requests is None:
             self._resize_requests = accept_resize_requests(connection_file, background_loop())
         if self._resize_requests is not None:
-            self._resize_requests.grant = partial(driver.pool_work.grant, on_slice=on_slice)
+            self._resize_requests.grant = partial(driver.pool_work.answer, on_slice=on_slice)
         driver.resize_requests = self._resize_requests
         # Last, so that nothing in the kernelspec's own environment overrides it.
         ours = {

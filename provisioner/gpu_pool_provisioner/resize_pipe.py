@@ -4,7 +4,8 @@ Whether or not a proxy is in between, and also while a cell runs.
 
 A private folder holds a pipe, into which the kernel writes its request as a line
 of JSON (``{"id": "a1b2", "size": "10%"}``), and after that a file with the
-answer. A pipe, since it wakes us when something is written, tells the kernel
+answer, and with all variables that have changed since the kernel's start: it may
+have read no answer before. A pipe, since it wakes us when something is written, tells the kernel
 at once if nobody is there to read it, and needs no secret. What comes out of it is
 the user's own, so it is read in small pieces, one request at a time.
 

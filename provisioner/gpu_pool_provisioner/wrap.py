@@ -88,8 +88,8 @@ class WrappedKernel:
         if self._resize_requests is not None:
             if lease.limit_mib and on_slice.takes_changes:
                 self._resize_requests.open_changes()
-            grant = self._driver.pool_work.grant
-            self._resize_requests.grant = partial(grant, on_slice=on_slice, can_restart=False)
+            answer = self._driver.pool_work.answer
+            self._resize_requests.grant = partial(answer, on_slice=on_slice, can_restart=False)
         environment = {
             **os.environ,
             **on_slice.variables,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool_kernels.inkernel import extension, slice_requests
+from gpu_pool_kernels.inkernel import burst, extension, slice_requests
 
 from .conftest import SLICE
 
@@ -61,6 +61,42 @@ def test_an_answer_that_comes_late_is_taken_by_the_next_look(
     assert capsys.readouterr().out == "This kernel now has 10%.\n"
     extension.gpu("")
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("way", ["cell", "pipe"])
+def test_an_answer_that_comes_late_undoes_nothing_that_is_heard_after_it(
+    place: Place, capsys: pytest.CaptureFixture[str], tmp_path: Path, way: str
+) -> None:
+    extension.gpu("use 10%")
+    place.answer(place.request()["id"], "This kernel now has 10%.", GPU_POOL_SLICE=["2%", "10%"])
+    later = {"GPU_POOL_SLICE": ["10%", "20%"]}
+    if way == "cell":
+        extension.take_changes({**later})
+    else:
+        (tmp_path / burst.PIPE).write_text(json.dumps(later) + "\n")
+        burst.listen(tmp_path / burst.PIPE, extension.catch_up)
+    assert capsys.readouterr().out == "This kernel now has 10%.\n"
+    assert "20%" in repr(extension.gpu(""))
+
+
+def test_answers_to_several_requests_count_however_late_they_come(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUPY_GPU_MEMORY_LIMIT", "1")
+    requests = []
+    for size in ("10%", "20%", "30%"):
+        extension.gpu(f"use {size}")
+        requests.append(place.request()["id"])
+    place.answer(requests[0], "This kernel now has 10%.", CUPY_GPU_MEMORY_LIMIT=["1", "2"])
+    extension.gpu("")
+    # As the answers before it, this has what has changed since the kernel's start.
+    place.answer(requests[2], "This kernel now has 30%.", CUPY_GPU_MEMORY_LIMIT=["1", "3"])
+    extension.gpu("")
+    assert os.environ["CUPY_GPU_MEMORY_LIMIT"] == "3"
+    place.answer(requests[1], "This kernel now has 20%.", CUPY_GPU_MEMORY_LIMIT=["1", "0"])
+    extension.gpu("")
+    assert capsys.readouterr().out == "This kernel now has 10%.\nThis kernel now has 30%.\n"
+    assert os.environ["CUPY_GPU_MEMORY_LIMIT"] == "3"
 
 
 @pytest.mark.parametrize("where", [None, "nowhere"])

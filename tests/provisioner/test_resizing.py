@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import stat
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
+from jupyter_client.manager import AsyncKernelManager
 
 from gpu_pool_client import Activity, LeaseState, NotAllowed, Pool, SliceRequest, connect
 from gpu_pool_client._background import background_loop
 from gpu_pool_provisioner.resize_pipe import ResizeRequests, _parse
 from support.frameworks import write_tensorflow, write_torch
-from support.frontend import frontend, page_of, printed
+from support.frontend import Frontend, frontend, page_of, printed
 from support.jupyter_env import (
     IPYKERNEL,
     JupyterEnv,
@@ -258,6 +262,60 @@ async def test_nonsense_in_the_pipe_is_passed_over(jupyter_env: JupyterEnv, mana
         (folder / "answer").rmdir()
         assert "now has 20%" in await printed(page, "%gpu use 20%")
     assert (await jupyter_env.only_lease()).state is LeaseState.HELD
+
+
+class SlowPool:
+    """Has a pool take its time for its first change of a size."""
+
+    def __init__(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_asked, self.goes_on = threading.Event(), threading.Event()
+        resize = pool.resize
+
+        async def slow(*args: Any, **options: Any) -> object:
+            self.is_asked.set()
+            await asyncio.to_thread(self.goes_on.wait)
+            return await resize(*args, **options)
+
+        monkeypatch.setattr(pool, "resize", slow)
+
+    async def asked(self, km: AsyncKernelManager, page: Frontend) -> None:
+        """Have a kernel ask for 10%, and be interrupted before there is an answer."""
+        cell = page.run("%gpu use 10%")
+        await asyncio.to_thread(self.is_asked.wait)
+        await km.interrupt_kernel()
+        await cell.done()
+
+
+async def test_an_answer_that_nobody_waits_for_takes_effect_before_the_next_cell(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowPool(jupyter_env.pool, monkeypatch)
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
+        folder = Path((await printed(page, "import os; print(os.environ['GPU_POOL_RESIZE_DIR'])")).strip())
+        await slow.asked(km, page)
+        assert await printed(page, FACTS) == "2% 655\n"
+        slow.goes_on.set()
+        await eventually(lambda: (folder / "answer").exists())
+        told = await printed(page, FACTS)
+        assert told == "This kernel now has 10% of a GPU: 3.2 GiB on V100-SXM2-32GB (simulated).\n10% 3276\n"
+        assert await printed(page, FACTS) == "10% 3276\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [("10%", "This kernel now has 10% of a GPU"), ("lots", "is not a GPU slice")]
+)
+async def test_what_a_first_request_was_granted_is_heard_with_the_answer_to_a_second(
+    jupyter_env: JupyterEnv, manager: Managers, monkeypatch: pytest.MonkeyPatch, size: str, words: str
+) -> None:
+    slow = SlowPool(jupyter_env.pool, monkeypatch)
+    async with page_of(manager(jupyter_env.install("two"))) as (km, page):
+        await slow.asked(km, page)
+        again = page.run(f"print('asks'); get_ipython().run_line_magic('gpu', 'use {size}')")
+        await again.shows("asks")
+        slow.goes_on.set()
+        await again.shows(words)
+        await again.done()
+        assert await printed(page, FACTS) == "10% 3276\n"
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -57,6 +57,7 @@ def take_changes(changed: "dict[str, list[str | None]]") -> None:
     """Change variables of the slice, as whoever launched this kernel says."""
     from . import slice_requests
 
+    catch_up()
     slice_requests.apply(changed)
     follow_burst()
 
@@ -65,7 +66,7 @@ def listen_to_changes() -> bool:
     """Hear in a pod of what changes in the variables of the slice; return whether there is where to."""
     from . import burst
 
-    return burst.listen_to_changes()
+    return burst.listen_to_changes(catch_up)
 
 
 def follow_burst() -> None:
@@ -73,7 +74,7 @@ def follow_burst() -> None:
     if BURST_VARIABLE in os.environ:
         from . import burst
 
-        burst.follow()
+        burst.follow(catch_up)
 
 
 # Of the process, which is one kernel.
@@ -83,6 +84,11 @@ def size_changes() -> "slice_requests.SizeChanges":
     from . import slice_requests
 
     return slice_requests.SizeChanges(follow_environment, listen_to_changes)
+
+
+def catch_up() -> None:
+    """Take the answer to ``%gpu use`` that is there, if any: what is heard otherwise may be later."""
+    size_changes().catch_up()
 
 
 def tell(shell: object, notice: str) -> None:
@@ -115,7 +121,7 @@ def gpu(line: str) -> object:
     if not words:
         from . import slice_info, slice_requests
 
-        size_changes().catch_up()
+        catch_up()
         slice_requests.ask_for_memory()
         return slice_info.current()
     if words[0] == "keep" and len(words) == 2:

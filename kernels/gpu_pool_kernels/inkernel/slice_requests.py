@@ -11,10 +11,11 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Callable, Mapping  # noqa: UP035 - not generic elsewhere in Python 3.6
+from typing import Callable, Mapping, Sequence  # noqa: UP035 - not generic elsewhere in Python 3.6
 
 from . import caps, slice_info
 
@@ -88,7 +89,7 @@ PAUSE = 0.05
 LONGEST = 300
 
 ALONE = "This kernel cannot change its size: the server that launched it does not answer."
-SILENT = "There is no answer yet. Run %gpu in a moment to see the result."
+SILENT = "There is no answer yet. Once there is, it takes effect before the next cell; %gpu shows it."
 STALE = "{} was imported before the change and may keep its old memory limit until the kernel is restarted."
 #: Where frameworks find their memory limits: when they are imported, or when they first use the GPU.
 LIMITS = {
@@ -108,27 +109,42 @@ class SizeChanges:
     def __init__(self, limit_frameworks: "Callable[[], None]", listen: "Callable[[], bool]") -> None:
         self._limit_frameworks = limit_frameworks
         self._listen = listen
-        #: The id of the last request, until its answer has been taken.
-        self._pending = ""
+        #: The ids of the requests of which no answer has been taken, and no later one, in their order.
+        self._pending = []  # type: list[str]
+        self._catches_up = False
+        #: Of the cells' thread, and that of ``burst``.
+        self._taking = threading.Lock()
 
     def use(self, size: str) -> None:
         """Ask for the size, and print the answer."""
         if not os.environ.get("GPU_POOL_SLICE"):
             print(slice_info.MISSING)
             return
+        self.catch_up()
+        self._catch_up_before_cells()
         request = uuid.uuid4().hex
         asked = {"id": request, "size": size[:LONGEST]}
+        self._pending.append(request)  # also where this is interrupted from here on
         if not send(asked):
+            self._pending.remove(request)
             if not (os.environ.get(POD) and self._use_in_pod(asked)):
                 print(ALONE, file=sys.stderr)
             return
-        self._pending = request
         give_up = time.monotonic() + TIMEOUT
-        while self._pending and time.monotonic() < give_up:
+        while request in self._pending and time.monotonic() < give_up:
             time.sleep(PAUSE)
             self.catch_up()
-        if self._pending:
+        if request in self._pending:
             print(SILENT, file=sys.stderr)
+
+    def _catch_up_before_cells(self) -> None:
+        """Let no cell from now on begin on a slice that this kernel has no more, as far as that is known."""
+        from IPython import get_ipython
+
+        shell = get_ipython()
+        if shell is not None and not self._catches_up:
+            self._catches_up = True
+            shell.events.register("pre_run_cell", self.catch_up)
 
     def _use_in_pod(self, asked: "dict[str, str]") -> bool:
         """Ask the relay for the size; return whether somebody is asked, once what comes of it is known here.
@@ -146,20 +162,29 @@ class SizeChanges:
         tell_stale({name: None for name in os.environ if os.environ[name] != before.get(name)})
         return True
 
-    def catch_up(self) -> None:
-        """Take the answer to the last request, if there is one that has not been taken yet."""
+    def catch_up(self, *_: object) -> None:
+        """Take the answer to the last request that has one, unless it has been taken.
+
+        It has all variables that have changed since this kernel's start, also where nobody has read the
+        answers before it.
+        """
         if not self._pending:
             return
+        with self._taking:
+            self._take()
+
+    def _take(self) -> None:
         try:
             answer = json.loads((Path(os.environ[VARIABLE]) / ANSWER).read_text(encoding="utf-8"))
-        except (KeyError, OSError, ValueError):
+            request = answer["id"]
+        except (KeyError, OSError, TypeError, ValueError):
             return
-        if answer.get("id") != self._pending:
+        if request not in self._pending:
             return
-        self._pending = ""
-        changed = answer.get("variables", {})
-        apply(changed)
+        changed = apply(answer.get("variables", {}))
         self._limit_frameworks()
+        # Only now: where this is interrupted before, it is done once more.
+        del self._pending[: self._pending.index(request) + 1]
         print(answer["message"], file=sys.stdout if answer["granted"] else sys.stderr)
         tell_stale(changed)
 
@@ -194,16 +219,30 @@ def send(request: "dict[str, str]") -> bool:
     return True
 
 
-def apply(changed: "dict[str, list[str | None]]") -> None:
-    """Change the environment, but for limits that the user has changed in the meantime."""
+#: What variables were set to here, None where they were removed.
+_applied = {}  # type: dict[str, str | None]
+
+
+def apply(changed: "Mapping[str, Sequence[str | None]]") -> "dict[str, str | None]":
+    """Change the environment, but for limits that the user has changed in the meantime.
+
+    ``changed`` has the value of each variable before and now, of which this process may know any. Return
+    those that were not as they are now.
+    """
+    done = {}  # type: dict[str, str | None]
     for name, (before, now) in changed.items():
+        found = os.environ.get(name)
         ours = name == "CUDA_VISIBLE_DEVICES" or name.startswith("GPU_POOL_")
-        if not ours and os.environ.get(name) != before:
+        if not ours and found not in (before, _applied.get(name, before)):
             continue
+        _applied[name] = now
         if now is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = now
+        if found != now:
+            done[name] = now
+    return done
 
 
 def stale(changed: "Mapping[str, object]") -> "list[str]":
