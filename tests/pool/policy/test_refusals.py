@@ -265,6 +265,17 @@ def test_why_it_does_not_fit_now() -> None:
     assert admission.shortage(request, full, 0, rules)[1:] == (later, None)
 
 
+def test_of_many_gpus_the_freest_are_named() -> None:
+    statuses = [DeviceStatus(device(index), 1000 - 10 * index, 32768, 0, 1) for index in range(9)]
+    message = admission.shortage(parse_request("1"), statuses, 0, Rules())[0]
+    label = device(0).label
+    named = "; ".join(f"{label}: {share}% and 0 MiB free, 1 in use" for share in range(8, 0, -1))
+    assert message == f"No whole GPU is free now. The freest of 9 GPUs: {named}."
+    message = admission.shortage(parse_request("2"), statuses[1:], 0, Rules())[0]
+    named = "; ".join(f"{label}: {share}% and 0 MiB free, 1 in use" for share in range(1, 9))
+    assert message == f"2 whole GPUs are not free together now. {named}."
+
+
 def test_what_is_drained_is_told_and_only_then_is_the_administrator_to_be_asked() -> None:
     request, rules = parse_request("2x50%"), Rules()
     drained = [replace(DeviceStatus(device(index), 0, 0, 0, 0), drained=True) for index in (1, 2)]
