@@ -34,13 +34,18 @@ SAME_ROWS = """
 CREATE TABLE lease (number INTEGER PRIMARY KEY, key TEXT UNIQUE, state TEXT, facts TEXT);
 CREATE INDEX lease_held ON lease (state);
 CREATE TABLE device (id INTEGER PRIMARY KEY, held INTEGER);
-CREATE TABLE history (number INTEGER PRIMARY KEY, key TEXT UNIQUE, user TEXT, ended_at REAL, facts TEXT);
+CREATE TABLE history (
+    number INTEGER PRIMARY KEY, key TEXT UNIQUE, user TEXT, ended_at REAL, facts TEXT, place INTEGER
+);
 CREATE INDEX history_by_user ON history (user, ended_at);
 CREATE INDEX history_by_end ON history (ended_at);
+CREATE INDEX history_by_place ON history (place);
 CREATE TABLE use (course TEXT, user TEXT, used REAL, PRIMARY KEY (course, user)) WITHOUT ROWID;
+CREATE TABLE week_use (course TEXT, user TEXT, used REAL, PRIMARY KEY (course, user)) WITHOUT ROWID;
 CREATE TABLE course_use (course TEXT PRIMARY KEY, used REAL) WITHOUT ROWID;
 INSERT INTO device VALUES (1, 0);
 INSERT INTO use VALUES ('', 'bench', 0);
+INSERT INTO week_use VALUES ('', 'bench', 0);
 INSERT INTO course_use VALUES ('', 0);
 """
 #: What else is in a lease's row, or as long as it.
@@ -114,13 +119,14 @@ def released(connection: sqlite3.Connection, row: int | None) -> None:
     """Write what a release does."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(
-        "INSERT INTO history (key, user, ended_at, facts) "
-        "SELECT key, 'bench', ?, facts FROM lease WHERE number = ?",
+        "INSERT INTO history (key, user, ended_at, facts, place) "
+        "SELECT key, 'bench', ?, facts, number FROM lease WHERE number = ?",
         (time.time(), row),
     )
     connection.execute("DELETE FROM lease WHERE number = ?", (row,))
     connection.execute("UPDATE device SET held = held - 1")
-    connection.execute("UPDATE use SET used = used + 1 WHERE course = '' AND user = 'bench'")
+    for table in ("use", "week_use"):
+        connection.execute(f"UPDATE {table} SET used = used + 1 WHERE course = '' AND user = 'bench'")
     connection.execute("UPDATE course_use SET used = used + 1 WHERE course = ''")
     connection.execute("COMMIT")
 
