@@ -17,8 +17,8 @@ LAB_ARGS ?=
 HUB_ARGS ?=
 # Options for pytest: make test TEST_ARGS="-k parser"
 TEST_ARGS ?=
-# How many processes run them: three times as many as small machines have cores, since most tests wait most of the time.
-WORKERS ?= 6
+# How many processes run them: twice as many as small machines have cores, since most tests wait most of the time.
+WORKERS ?= 4
 # The oldest JupyterHub that is supported, for make test-hub.
 OLD_HUB ?= jupyterhub==5.4.*
 # Options for the benchmarks: make bench BENCH_ARGS="--quick kernels growth"
