@@ -396,8 +396,12 @@ class Templates:
                 # Not now, since it would slow the kernel that starts.
                 timer = threading.Timer(STARTS_AFTER, self._start, (kind, settings))
                 timer.daemon = True
-                timer.start()  # where that fails, as without another thread, the next kernel tries again
                 self._starting[kind.key] = timer
+                try:
+                    timer.start()
+                except RuntimeError:  # no thread could be started: the next kernel tries again
+                    del self._starting[kind.key]
+                    raise
         return ready
 
     def note_kernel(self, pid: int) -> None:

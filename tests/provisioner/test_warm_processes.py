@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from gpu_pool_client import Process, _procfs
 from gpu_pool_provisioner import templates as templates_module
 from gpu_pool_provisioner.forked import ForkedProcess, adopting, wait_for_unwanted
-from gpu_pool_provisioner.templates import templates
+from gpu_pool_provisioner.templates import Kind, TemplateProcess, Templates, TemplateSettings, templates
 from support.fixtures import answers_within
 from support.frontend import frontend
 from support.jupyter_env import JupyterEnv, Managers, answer, eventually, is_running, kill
@@ -301,6 +302,28 @@ def test_a_process_that_somebody_else_has_waited_for_is_sent_nothing(monkeypatch
     monkeypatch.setattr(os, "kill", lambda *_: sent.append(1))
     process.kill()
     assert (sent, process.poll()) == ([], 0)
+
+
+def test_where_no_thread_could_be_started_the_next_kernel_has_a_template_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = threading.Event()
+
+    def make(kind: Kind, max_mib: int) -> TemplateProcess:
+        begun.set()
+        raise OSError("enough is seen")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kind = Kind(Path("a key"), lambda told: [], {}, make)  # type: ignore[arg-type]
+    found, settings = Templates(), TemplateSettings(("json",), 4, 1000, 10.0)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            found.find(kind, settings)
+    assert found.find(kind, settings) is None
+    assert begun.wait(60)
 
 
 @pytest.mark.long
