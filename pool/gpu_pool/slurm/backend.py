@@ -156,6 +156,8 @@ class SlurmBackend(Backend):
         except (NotAllowed, PoolUnreachable) as error:
             if self._nodes:
                 return  # what it said last is still the best that is known
+            if isinstance(error, PoolUnreachable):
+                raise
             raise PoolUnreachable(error.message, error.remedy) from error
         if federation:
             raise NotAllowed(
